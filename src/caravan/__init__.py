@@ -1,0 +1,83 @@
+"""Caravan: one GGUF model over several machines, prompts in a pipeline.
+
+    >>> import caravan
+    >>> with caravan.connect(["lab1:50052", "lab2:50052"]) as cluster:
+    ...     with caravan.Model("smollm2", devices=cluster.devices) as model:
+    ...         with caravan.Context(model) as context:
+    ...             for piece in caravan.generate(context, "Once upon a time"):
+    ...                 print(piece, end="")
+
+Names are looked up on first use, so that importing the package loads neither NumPy nor the engine.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from caravan.backend import Cluster, RemoteDevice, connect
+    from caravan.errors import CaravanError, WorkerLost
+    from caravan.llm import (
+        Context,
+        ContextParams,
+        GenerationStats,
+        Model,
+        ModelParams,
+        SamplingParams,
+        generate,
+        local_devices,
+    )
+    from caravan.worker.local import LocalWorkers, Worker
+
+_HOME = {
+    "CaravanError": "caravan.errors",
+    "Cluster": "caravan.backend",
+    "Context": "caravan.llm",
+    "ContextParams": "caravan.llm",
+    "GenerationStats": "caravan.llm",
+    "LocalWorkers": "caravan.worker.local",
+    "Model": "caravan.llm",
+    "ModelParams": "caravan.llm",
+    "RemoteDevice": "caravan.backend",
+    "SamplingParams": "caravan.llm",
+    "Worker": "caravan.worker.local",
+    "WorkerLost": "caravan.errors",
+    "connect": "caravan.backend",
+    "generate": "caravan.llm",
+    "local_devices": "caravan.llm",
+}
+
+__all__ = [
+    "CaravanError",
+    "Cluster",
+    "Context",
+    "ContextParams",
+    "GenerationStats",
+    "LocalWorkers",
+    "Model",
+    "ModelParams",
+    "RemoteDevice",
+    "SamplingParams",
+    "Worker",
+    "WorkerLost",
+    "__version__",
+    "connect",
+    "generate",
+    "local_devices",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'caravan' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,136 @@
+"""`caravan model`: fetch the samples, say where they are, and describe any GGUF file.
+
+Paths, lists and JSON go to stdout alone; everything about the way there goes to stderr.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from caravan.cli.download import model_path, progress_bar
+from caravan.errors import ModelError
+from caravan.models.cache import models_dir
+from caravan.models.catalog import SAMPLES
+from caravan.models.fetch import cached, fetch, intact
+from caravan.models.resolve import sample_named
+
+if TYPE_CHECKING:
+    from caravan.models.metadata import ModelInfo
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group()
+def command() -> None:
+    """Fetch, list and describe model files."""
+
+
+@command.command()
+@click.argument("name")
+def get(name: str) -> None:
+    """Fetch the sample model NAME if it is not here yet, check it, and print its path."""
+    sample = sample_named(name)
+    path = cached(sample, models_dir())
+    if path is not None and not intact(sample, path):
+        click.echo(f"caravan: {path} is damaged, fetching it again", err=True)
+        path.unlink(missing_ok=True)
+    with progress_bar(name) as progress:
+        click.echo(fetch(sample, models_dir(), progress))
+
+
+@command.command()
+@click.argument("name")
+def path(name: str) -> None:
+    """Print where the sample model NAME is; fail if it was not fetched yet."""
+    found = cached(sample_named(name), models_dir())
+    if found is None:
+        raise ModelError(f"{name} is not in {models_dir()}; `caravan model get {name}` fetches it")
+    click.echo(found)
+
+
+@command.command()
+@_as_json
+def ls(as_json: bool) -> None:
+    """List the sample models, and which of them are here."""
+    rows = [
+        {
+            "name": sample.name,
+            "about": sample.about,
+            "licence": sample.licence,
+            "size": sample.file_size,
+            "path": None if here is None else str(here),
+        }
+        for sample in SAMPLES.values()
+        for here in [cached(sample, models_dir())]
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = [
+        (row["name"], _megabytes(row["size"]), row["licence"], row["about"], row["path"] or "-")
+        for row in rows
+    ]
+    _print_table(("name", "size", "licence", "about", "here"), table)
+
+
+@command.command()
+@click.argument("name_or_path", metavar="NAME|PATH")
+@_as_json
+def show(name_or_path: str, as_json: bool) -> None:
+    """Print what a model file says about itself. A sample is fetched on first use."""
+    from caravan.models.metadata import describe
+
+    info = describe(model_path(name_or_path))
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(info), indent=2))
+    else:
+        _print_table(("", info.name or Path(info.path).name), _rows(info))
+
+
+def _rows(info: ModelInfo) -> list[tuple[str, str]]:
+    rows: list[tuple[str, Any]] = [
+        ("architecture", info.architecture),
+        ("parameters", _count(info.parameters)),
+        ("file type", info.file_type),
+        ("layers", info.layers),
+        ("context", info.context),
+        ("embedding", info.embedding),
+        ("tensors", info.tensors),
+        ("size", _megabytes(info.size)),
+        ("path", info.path),
+    ]
+    return [(label, "-" if value is None else str(value)) for label, value in rows]
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M"
+
+
+def _megabytes(size: Any) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table for people on a terminal; elsewhere plain columns that `cut` and `awk` can take."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            click.echo("\t".join(str(cell) for cell in row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # As Text, because a model's name may hold what rich would read as markup.
+    table = Table(box=None, pad_edge=False)
+    for title in head:
+        table.add_column(Text(title))
+    for row in rows:
+        table.add_row(*(Text(str(cell), overflow="fold") for cell in row))
+    Console().print(table)

@@ -1,0 +1,131 @@
+"""Every error that Caravan raises, in one hierarchy under `CaravanError`.
+
+All floors raise these and nothing else for a condition that a user can meet; the command line turns
+any of them into one line on stderr and exit code 1. This module imports nothing.
+"""
+
+from __future__ import annotations
+
+
+class CaravanError(Exception):
+    """Base of all errors of this package; `str()` of it is one line fit for a user."""
+
+
+class UsageError(CaravanError):
+    """A value given by the caller cannot be meant (a bad endpoint, split, device name)."""
+
+
+# engine
+
+
+class EngineError(CaravanError):
+    """The engine (ggml, llama) refused a call."""
+
+
+class EngineNotFound(EngineError):
+    """No engine library could be found or loaded."""
+
+
+class AbiMismatch(EngineError):
+    """The engine's internal layouts are not the ones this version of Caravan knows."""
+
+
+class ModelError(EngineError):
+    """The model file is missing, is not GGUF, or the engine cannot load it."""
+
+
+class ContextError(EngineError):
+    """The engine could not make a context (often: not enough memory on a device)."""
+
+
+class DecodeError(EngineError):
+    """The engine could not process a batch."""
+
+
+# wire and transport
+
+
+class ProtocolError(CaravanError):
+    """A peer, or our own caller, broke the rules of the wire."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own side asked for something that the wire cannot carry."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent bytes that mean nothing, or of the wrong length."""
+
+
+class VersionMismatch(ProtocolError):
+    """The two ends speak protocol versions that do not go together."""
+
+
+class TransportError(CaravanError):
+    """Bytes could not be moved."""
+
+
+class ConnectError(TransportError):
+    """No connection: the host is unknown, the port refuses, or nobody answered in time."""
+
+
+class ConnectionClosed(TransportError):
+    """The peer closed the connection, or it broke."""
+
+
+class TransportTimeout(TransportError):
+    """The peer was silent for longer than the bound."""
+
+
+# devices and workers
+
+
+class DeviceError(CaravanError):
+    """A device refused a command."""
+
+
+class AllocationError(DeviceError):
+    """A device has no room for a buffer."""
+
+
+class RemoteError(CaravanError):
+    """The worker answered a command with an error.
+
+    Attributes:
+        code: the wire's status code (`wire.extension.Status`).
+        text: the worker's own words.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class WorkerLost(CaravanError):
+    """A stream to a worker's device failed; everything that it held is gone.
+
+    Attributes:
+        endpoint: `HOST:PORT` of the worker.
+        device: the device's name on this head, such as `RPC0`.
+        command: the command that met the failure, or what the head was waiting for.
+        cause: the first error, also set as `__cause__` by the raiser.
+    """
+
+    def __init__(self, endpoint: str, device: str, command: str, cause: BaseException) -> None:
+        super().__init__(f"lost {device} at {endpoint} during {command}: {cause}")
+        self.endpoint = endpoint
+        self.device = device
+        self.command = command
+        self.cause = cause
+
+
+class WorkerStartError(CaravanError):
+    """A worker could not start: the port is taken, a device is unknown."""
+
+
+# models on disk
+
+
+class DownloadError(CaravanError):
+    """A sample model could not be fetched, or what came is not what was expected."""

@@ -1,0 +1,91 @@
+"""What a GGUF file says about itself, without loading the model.
+
+Called by `caravan model show`. Reads the header through the `gguf` package, which it imports only
+when asked, and never the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from caravan.errors import ModelError
+
+_MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The header of one GGUF file; None where the file does not say."""
+
+    path: str
+    name: str | None
+    architecture: str | None
+    file_type: str | None
+    parameters: int
+    layers: int | None
+    context: int | None
+    embedding: int | None
+    tensors: int
+    size: int
+
+
+def describe(path: Path) -> ModelInfo:
+    """Read the header of a GGUF file. Raises ModelError if it is not one or is cut off."""
+    reader = _open(path)
+    architecture = _field(reader, "general.architecture")
+
+    def of_architecture(key: str) -> int | None:
+        value = _field(reader, f"{architecture}.{key}")
+        return value if isinstance(value, int) else None
+
+    return ModelInfo(
+        path=str(path),
+        name=_text(_field(reader, "general.name")),
+        architecture=_text(architecture),
+        file_type=_file_type(_field(reader, "general.file_type")),
+        parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
+        layers=of_architecture("block_count"),
+        context=of_architecture("context_length"),
+        embedding=of_architecture("embedding_length"),
+        tensors=len(reader.tensors),
+        size=path.stat().st_size,
+    )
+
+
+def _open(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as exc:
+        raise ModelError(f"cannot read {path}: {exc.strerror}") from exc
+    if magic != _MAGIC:
+        raise ModelError(f"{path} is not a GGUF file")
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(path)
+    # The reader maps the file and slices it: what it raises on a cut-off one depends on the place.
+    except Exception as exc:
+        raise ModelError(f"{path} is cut off or damaged: {exc}") from exc
+
+
+def _field(reader: Any, key: str) -> Any:
+    field = reader.fields.get(key)
+    return None if field is None else field.contents()
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _file_type(value: Any) -> str | None:
+    if not isinstance(value, int):
+        return None
+    from gguf import LlamaFileType
+
+    try:
+        return str(LlamaFileType(value).name).removeprefix("MOSTLY_")
+    except ValueError:
+        return f"unknown ({value})"

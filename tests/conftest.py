@@ -1,0 +1,3 @@
+"""Shared by all tests: the check for leaks."""
+
+pytest_plugins = ("leaks",)
