@@ -1,0 +1,402 @@
+"""`Stream`: one in-order queue of commands to a worker, over one connection.
+
+`post` never waits for a reply, `call` waits on its ticket. Whoever posts also sends, without
+blocking, as long as the socket takes it; what it does not take is sent by the writer thread. The
+receiver thread resolves tickets in order. No command has a code path of its own here.
+
+A failure anywhere loses the stream: once, with the first cause. From then on commands are dropped
+and tickets fail at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from caravan.errors import (
+    CaravanError,
+    ConnectionClosed,
+    TransportTimeout,
+    WorkerLost,
+)
+from caravan.stream.framing import Framing, Reply
+from caravan.stream.message import Message, Part, length
+from caravan.stream.ticket import Ticket
+from caravan.transport.base import Buffer, Transport
+from caravan.transport.reader import Reader
+from caravan.wire.commands import Command, Ext
+
+# What one system call is given, and what may wait in memory before `post` waits for room.
+_MAX_SEGMENT = 1 << 20
+_MAX_PARTS = 60
+MAX_QUEUED = 64 << 20
+# Small commands stay until a command that something depends on, or until this many bytes wait.
+_CORK = 32 << 10
+
+
+class Stream:
+    """An in-order queue over one transport.
+
+    Args:
+        transport: connected; the stream owns it from here on.
+        framing: how headers look.
+        endpoint, device: names for errors.
+        timeout: seconds without a sign of life, while something is owed, after which it is lost.
+        reader: the reader of the handshake, which may hold bytes already.
+
+    Attributes:
+        lost: the first failure, or None.
+        commands, segments, bytes_sent: counters since the start.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        framing: Framing,
+        endpoint: str,
+        device: str,
+        timeout: float = 30.0,
+        reader: Reader | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.device = device
+        self.timeout = timeout
+        self.lost: WorkerLost | None = None
+        self.commands = 0
+        self.segments = 0
+        self.bytes_sent = 0
+        self._transport = transport
+        self._framing = framing
+        self._reader = reader or Reader(transport)
+        self._lock = threading.Lock()
+        self._queue: deque[Message] = deque()
+        self._iov: deque[Buffer] = deque()
+        self._pending: deque[Ticket] = deque()
+        self._gate: Ticket | None = None
+        self._queued = 0
+        self._seq = 0
+        self._closing = False
+        self._last_life = time.monotonic()
+        self._pinged = False
+        self._blocked = threading.Event()
+        self._room = threading.Condition(self._lock)
+        self._threads = [
+            threading.Thread(target=self._receive, name=f"caravan-recv-{device}", daemon=True),
+            threading.Thread(target=self._write, name=f"caravan-send-{device}", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __repr__(self) -> str:
+        state = "lost" if self.lost else "closed" if self._closing else "open"
+        return (
+            f"<Stream {self.device} at {self.endpoint} {state}: {self.commands} commands, "
+            f"{len(self._pending)} replies due, {self._queued} bytes queued>"
+        )
+
+    # posting
+
+    def post(
+        self,
+        command: Command,
+        parts: Sequence[Part],
+        ticket: Ticket | None = None,
+        *,
+        cork: bool = False,
+        wait_sent: bool = False,
+    ) -> None:
+        """Queue a command; its reply, if it has one, goes to `ticket`.
+
+        Args:
+            parts: the payload. Memory that is not the stream's own must stay readable until it is
+                sent: use `wait_sent`.
+            cork: nothing depends on it yet; it may stay to leave with the next command.
+            wait_sent: return only when every byte has been handed over (or the stream is lost).
+        """
+        size = 0
+        for part in parts:
+            size += length(part)
+        with self._lock:
+            if self._queued > MAX_QUEUED and not wait_sent:
+                self._wait_for_room()
+            if self.lost is not None or self._closing:
+                error = self.lost or ConnectionClosed("the stream was closed")
+                if ticket is not None:
+                    ticket.fail(error)
+                return
+            self._enqueue(command, parts, size, ticket)
+            if not cork or self._queued >= _CORK:
+                self._pump()
+        if wait_sent:
+            self._drain()
+
+    def call(
+        self,
+        command: Command,
+        parts: Sequence[Part],
+        size: int,
+        *,
+        timeout: float | None = None,
+        fatal: bool = True,
+    ) -> bytes | bytearray:
+        """Post, and wait for a reply of `size` bytes; raises what went wrong."""
+        ticket = Ticket(command.name, size, fatal=fatal)
+        self.post(command, parts, ticket)
+        return ticket.wait(timeout)
+
+    def hold_until(self, ticket: Ticket) -> None:
+        """What is posted later leaves only when `ticket` (of another stream) is done."""
+        with self._lock:
+            if not ticket.done:
+                self._gate = ticket
+
+    def last_ticket(self) -> Ticket | None:
+        """The newest reply that is still due."""
+        with self._lock:
+            return self._pending[-1] if self._pending else None
+
+    def flush(self) -> None:
+        """Send what was corked."""
+        with self._lock:
+            self._pump()
+
+    def _enqueue(
+        self, command: Command, parts: Sequence[Part], size: int, ticket: Ticket | None
+    ) -> None:
+        self._seq = (self._seq + 1) & 0xFFFFFFFF
+        header = self._framing.header(command.number, self._seq, size)
+        message = Message(command.name, [header, *parts], size + len(header), ticket)
+        if self._gate is not None:
+            message.gate, self._gate = self._gate, None
+        if ticket is not None:
+            ticket.seq = self._seq
+            self._owe()
+            self._pending.append(ticket)
+        self._queue.append(message)
+        self._queued += message.size
+        self.commands += 1
+
+    def _owe(self) -> None:
+        """Something becomes due: silence counts from now, not from the last idle hour."""
+        if not self._pending and not self._queue:
+            self._last_life = time.monotonic()
+
+    def _wait_for_room(self) -> None:
+        """Bounded memory: wait, with the lock released, until the queue is short or lost."""
+        self._pump()
+        while self._queued > MAX_QUEUED and self.lost is None and not self._closing:
+            self._room.wait(1.0)
+
+    def _drain(self) -> None:
+        """Send until the queue is empty; the caller's own thread waits for the socket."""
+        while True:
+            with self._lock:
+                self._pump()
+                if self.lost is not None or self._closing or not (self._iov or self._queue):
+                    return
+                stuck = not self._iov
+                if stuck:
+                    self._room.wait(0.05)
+            if not stuck:
+                self._wait_writable()
+
+    def _wait_writable(self) -> None:
+        try:
+            self._transport.wait_writable(1.0)
+        except CaravanError as exc:
+            self.fail(exc, "send")
+
+    # sending; everything below `_pump` runs with the lock held and never blocks
+
+    def _pump(self) -> None:
+        """Send what can be sent now."""
+        try:
+            while self.lost is None and (self._iov or self._gather()):
+                sent = self._transport.send(list(self._iov))
+                if sent == 0:
+                    self._blocked.set()
+                    return
+                self.segments += 1
+                self._advance(sent)
+        except CaravanError as exc:
+            self._fail_locked(exc, "send")
+
+    def _gather(self) -> bool:
+        """Move whole messages that may leave into the segment; False when there are none."""
+        size = 0
+        while self._queue and size < _MAX_SEGMENT and len(self._iov) < _MAX_PARTS:
+            message = self._queue[0]
+            ticket = message.waits_for()
+            if ticket is not None:
+                ticket.on_done(self._unblock)
+                # it may have been done between the two lines
+                if not ticket.done:
+                    break
+            failed = message.failed_source()
+            if failed is not None and failed.error is not None:
+                self._fail_locked(failed.error, message.name)
+                return False
+            self._queue.popleft()
+            self._iov.extend(buffer for buffer in message.buffers() if len(buffer))
+            size += message.size
+        return bool(self._iov)
+
+    def _unblock(self) -> None:
+        """A ticket of another stream is done; called by that stream's receiver."""
+        # That thread may hold its own stream's lock while this stream's holder waits for that one:
+        # never wait here, leave it to the writer thread.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._pump()
+            finally:
+                self._lock.release()
+        self._blocked.set()
+
+    def _advance(self, sent: int) -> None:
+        self.bytes_sent += sent
+        self._queued -= sent
+        self._last_life = time.monotonic()
+        while sent:
+            buffer = self._iov[0]
+            if sent < len(buffer):
+                self._iov[0] = memoryview(buffer)[sent:]
+                break
+            sent -= len(buffer)
+            self._iov.popleft()
+        self._room.notify_all()
+
+    def _write(self) -> None:
+        """The writer thread: goes on where the socket was full."""
+        while not self._done():
+            self._blocked.wait(1.0)
+            self._blocked.clear()
+            with self._lock:
+                self._pump()
+                full = bool(self._iov)
+            while full and not self._done():
+                self._wait_writable()
+                with self._lock:
+                    self._pump()
+                    full = bool(self._iov)
+
+    # receiving
+
+    def _receive(self) -> None:
+        """The receiver thread."""
+        name = "receive"
+        try:
+            while not self._done():
+                reply = self._framing.read_reply(self._reader, self._pending)
+                self._last_life = time.monotonic()
+                if reply.ticket is not None:
+                    name = reply.ticket.name
+                self._deliver(reply)
+                name = "receive"
+        except CaravanError as exc:
+            ticket = self._pending[0] if self._pending else None
+            self.fail(exc, ticket.name if ticket is not None else name)
+        except Exception as exc:  # a defect of ours must end in an error, not in a hang
+            self.fail(CaravanError(f"internal error: {exc!r}"), name)
+
+    def _deliver(self, reply: Reply) -> None:
+        ticket = reply.ticket
+        if reply.pong:
+            self._pinged = False
+        elif reply.error is not None:
+            if ticket is None or ticket.fatal:
+                if ticket is not None:
+                    ticket.fail(reply.error)
+                raise reply.error
+            ticket.fail(reply.error)
+        elif ticket is not None:
+            self._read_payload(ticket, reply.length)
+
+    def _read_payload(self, ticket: Ticket, size: int) -> None:
+        try:
+            if ticket.target is not None:
+                self._reader.read_into(ticket.target)
+                ticket.resolve(b"")
+            else:
+                ticket.resolve(self._reader.read(size))
+        except CaravanError as exc:
+            self.fail(exc, ticket.name)
+            ticket.fail(self.lost or exc)
+            raise
+
+    # the end
+
+    def tick(self, now: float) -> None:
+        """Called about once a second by a watchdog: notices a silent peer."""
+        with self._lock:
+            if self.lost is not None or self._closing:
+                return
+            # a message that waits for another stream is not this peer's debt
+            if not (self._pending or self._iov):
+                return
+            if not self._framing.can_ping and self._queue and self._queue[0].waits_for():
+                # it cannot be asked for a sign of life, and the next move is not its own
+                self._last_life = now
+            quiet = now - self._last_life
+            if quiet > self.timeout:
+                name = self._pending[0].name if self._pending else "send"
+                error = TransportTimeout(f"no sign of life for {self.timeout:g} s")
+                self._fail_locked(error, name)
+            elif quiet > self.timeout / 3 and self._framing.can_ping and not self._pinged:
+                self._ping()
+
+    def _ping(self) -> None:
+        self._pinged = True
+        frame = self._framing.header(Ext.PING, 0, 0)
+        message = Message("PING", [frame], len(frame))
+        self._queue.appendleft(message)
+        self._queued += message.size
+        self._pump()
+
+    def fail(self, cause: CaravanError, command: str) -> None:
+        """Lose the stream, if it is not lost: close it and fail every ticket."""
+        with self._lock:
+            self._fail_locked(cause, command)
+
+    def _fail_locked(self, cause: CaravanError, command: str) -> None:
+        if self.lost is not None or self._closing:
+            return
+        if isinstance(cause, WorkerLost):
+            self.lost = cause
+        else:
+            self.lost = WorkerLost(self.endpoint, self.device, command, cause)
+            self.lost.__cause__ = cause
+        self._release(self.lost)
+
+    def _release(self, error: CaravanError) -> None:
+        self._transport.close()
+        self._queue.clear()
+        self._iov.clear()
+        self._queued = 0
+        pending = list(self._pending)
+        self._pending.clear()
+        self._room.notify_all()
+        self._blocked.set()
+        for ticket in pending:
+            ticket.fail(error)
+
+    def close(self, *, timeout: float = 5.0) -> None:
+        """Send what is queued, `timeout` seconds at most, and close. Idempotent."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            with self._lock:
+                self._pump()
+                if self.lost is not None or self._closing or not (self._iov or self._queue):
+                    break
+            time.sleep(0.002)
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                self._release(ConnectionClosed("the stream was closed"))
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+    def _done(self) -> bool:
+        return self.lost is not None or self._closing

@@ -1,0 +1,64 @@
+"""`Message`: one command on its way out, as the parts that go to the socket.
+
+Parts are never joined. A part that is a `Ticket` stands for the bytes that another stream is still
+waiting for; the message stays in its queue until they are there.
+"""
+
+from __future__ import annotations
+
+from caravan.stream.ticket import Ticket
+from caravan.transport.base import Buffer
+
+Part = Buffer | Ticket
+
+
+class Message:
+    """One command.
+
+    Attributes:
+        name: the command, for messages to people.
+        parts: header and payload, in order.
+        size: bytes in all.
+        ticket: what waits for the reply; None for a silent command.
+        blocker: the ticket among the parts, if there is one.
+        gate: a ticket that must be done before this leaves, without giving bytes (an event).
+    """
+
+    __slots__ = ("blocker", "gate", "name", "parts", "size", "ticket")
+
+    def __init__(
+        self, name: str, parts: list[Part], size: int, ticket: Ticket | None = None
+    ) -> None:
+        self.name = name
+        self.parts = parts
+        self.size = size
+        self.ticket = ticket
+        self.blocker: Ticket | None = None
+        self.gate: Ticket | None = None
+        for part in parts:
+            if isinstance(part, Ticket):
+                self.blocker = part
+
+    def waits_for(self) -> Ticket | None:
+        """The ticket that keeps the message from leaving now."""
+        if self.gate is not None and not self.gate.done:
+            return self.gate
+        if self.blocker is not None and not self.blocker.done:
+            return self.blocker
+        return None
+
+    def failed_source(self) -> Ticket | None:
+        """The ticket whose failure means that this message can never be sent as it was meant."""
+        for ticket in (self.blocker, self.gate):
+            if ticket is not None and ticket.error is not None:
+                return ticket
+        return None
+
+    def buffers(self) -> list[Buffer]:
+        """The parts as bytes; only once `waits_for` gives None."""
+        return [part.data if isinstance(part, Ticket) else part for part in self.parts]
+
+
+def length(part: Part) -> int:
+    """Bytes of a part."""
+    return part.size if isinstance(part, Ticket) else len(part)

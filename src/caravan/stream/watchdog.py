@@ -1,0 +1,37 @@
+"""`Watchdog`: one thread that asks every stream of a cluster, about once a second, how it is.
+
+It bounds every wait of the head: a ticket of a silent peer fails within the stream's timeout.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from caravan.stream.dispatcher import Stream
+
+
+class Watchdog:
+    """Watches `streams` until closed."""
+
+    def __init__(self, timeout: float) -> None:
+        self._streams: list[Stream] = []
+        self._interval = max(0.02, min(1.0, timeout / 10))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="caravan-watchdog", daemon=True)
+        self._thread.start()
+
+    def watch(self, stream: Stream) -> None:
+        """Add a stream."""
+        self._streams.append(stream)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval):
+            now = time.monotonic()
+            for stream in list(self._streams):
+                stream.tick(now)
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._stop.set()
+        self._thread.join(5.0)

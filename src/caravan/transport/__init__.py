@@ -1,0 +1,1 @@
+"""Byte pipes under the wire: TCP, Unix sockets, and an in-memory pair for tests and docs."""

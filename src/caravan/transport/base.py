@@ -1,0 +1,32 @@
+"""The contract of a byte pipe: a handful of methods that every transport has, fakes included.
+
+Errors above this floor are only ConnectError, ConnectionClosed and TransportTimeout; an OSError is
+translated where it happens. After any of them the stream position is unknown: close, never resend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Transport(Protocol):
+    """A connected, ordered, reliable byte pipe."""
+
+    def send(self, parts: Sequence[Buffer]) -> int:
+        """Hand over what fits without waiting; the number of bytes taken, 0 when it is full."""
+
+    def wait_writable(self, timeout: float) -> bool:
+        """Wait until `send` can take something, `timeout` seconds at most; False when it cannot."""
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Wait for bytes and put them into `buffer`; how many. ConnectionClosed at the end."""
+
+    def close(self) -> None:
+        """End both directions at once and wake whoever waits in the other methods. Idempotent."""
+
+    @property
+    def peer(self) -> str:
+        """The other end, for messages."""

@@ -1,0 +1,65 @@
+"""Endpoints as people write them: `host:port`, `[v6]:port`, `host`, `unix:/path`.
+
+Parsed once, here; the port defaults to llama.cpp's 50052.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from caravan.errors import UsageError
+
+DEFAULT_PORT = 50052
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a worker listens: a TCP host and port, or the path of a Unix socket."""
+
+    host: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @staticmethod
+    def parse(text: str, default_port: int = DEFAULT_PORT) -> Endpoint:
+        """Raises UsageError when `text` is no endpoint."""
+        text = text.strip()
+        if text.startswith("unix:"):
+            if len(text) == 5:
+                raise UsageError("endpoint 'unix:' names no path")
+            return Endpoint("", 0, text[5:])
+        if text.startswith("["):
+            host, bracket, rest = text[1:].partition("]")
+            if not bracket or (rest and not rest.startswith(":")):
+                raise UsageError(f"endpoint {text!r}: expected [IPV6]:PORT")
+            port_text = rest[1:] if rest else ""
+        elif text.count(":") > 1:
+            host, port_text = text, ""
+        else:
+            host, _, port_text = text.partition(":")
+        if not host or any(c.isspace() for c in host):
+            raise UsageError(f"endpoint {text!r} names no host: expected HOST:PORT")
+        return Endpoint(host, _port(text, port_text, default_port))
+
+
+def _port(text: str, port_text: str, default_port: int) -> int:
+    if not port_text:
+        if text.endswith(":"):
+            raise UsageError(f"endpoint {text!r} names no port after ':'")
+        return default_port
+    if not (port_text.isascii() and port_text.isdigit() and 0 < int(port_text) < 65536):
+        raise UsageError(f"endpoint {text!r}: port {port_text!r} is not in 1..65535")
+    return int(port_text)
+
+
+def parse_list(text: str) -> list[Endpoint]:
+    """The endpoints of `--rpc a:p,b:p`; raises UsageError, also for an empty list."""
+    parts = [part for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError("no endpoint given: expected HOST:PORT[,HOST:PORT…]")
+    return [Endpoint.parse(part) for part in parts]

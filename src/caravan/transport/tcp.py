@@ -1,0 +1,121 @@
+"""Stream sockets (TCP and Unix) as a Transport, and how they are opened.
+
+TCP_NODELAY everywhere: a decode step is a few small messages that must leave at once. Keep-alive
+probes notice a machine that vanished; silence of a live one is the stream's affair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from collections.abc import Sequence
+
+from caravan.errors import ConnectError, ConnectionClosed, TransportTimeout
+from caravan.transport.base import Buffer
+from caravan.transport.endpoint import Endpoint
+
+# The kernel takes at most IOV_MAX parts a call; fewer keep one call short.
+_MAX_PARTS = 64
+_BUFFER_SIZE = 4 << 20
+
+
+class SocketTransport:
+    """A connected stream socket; owns it."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self._sock = sock
+        self._peer = peer
+        self._closed = False
+        self._close_lock = threading.Lock()
+        sock.settimeout(None)
+        _tune(sock)
+
+    @property
+    def peer(self) -> str:
+        return self._peer
+
+    def __repr__(self) -> str:
+        return f"<SocketTransport to {self._peer}{' closed' if self._closed else ''}>"
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, parts: Sequence[Buffer]) -> int:
+        try:
+            return self._sock.sendmsg(parts[:_MAX_PARTS], (), socket.MSG_DONTWAIT | _NOSIGNAL)
+        except BlockingIOError:
+            return 0
+        except OSError as exc:
+            raise ConnectionClosed(_reason(exc)) from exc
+
+    def wait_writable(self, timeout: float) -> bool:
+        try:
+            poll = select.poll()
+            poll.register(self._sock.fileno(), select.POLLOUT)
+            return bool(poll.poll(timeout * 1000))
+        except (OSError, ValueError) as exc:
+            raise ConnectionClosed("the connection was closed") from exc
+
+    def recv_into(self, buffer: memoryview) -> int:
+        try:
+            count = self._sock.recv_into(buffer)
+        except TimeoutError as exc:
+            raise TransportTimeout("no answer in time") from exc
+        except OSError as exc:
+            raise ConnectionClosed(_reason(exc)) from exc
+        if count == 0:
+            raise ConnectionClosed("the connection was closed by the other end")
+        return count
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Bound every `recv_into` from now on (None: wait for ever); for handshakes."""
+        self._sock.settimeout(seconds)
+
+    def close(self) -> None:
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        # shutdown first: it wakes a thread that waits in recv, which close alone does not
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+def _reason(exc: OSError) -> str:
+    return exc.strerror.lower() if exc.strerror else str(exc)
+
+
+def _tune(sock: socket.socket) -> None:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def connect(endpoint: Endpoint, timeout: float) -> SocketTransport:
+    """A connection to `endpoint`; raises ConnectError within about `timeout` seconds."""
+    try:
+        if endpoint.path:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.settimeout(timeout)
+            sock.connect(endpoint.path)
+        else:
+            sock = socket.create_connection((endpoint.host, endpoint.port), timeout)
+    except socket.gaierror as exc:
+        raise ConnectError(f"cannot connect to {endpoint}: unknown host {endpoint.host!r}") from exc
+    except TimeoutError as exc:
+        raise ConnectError(f"cannot connect to {endpoint}: no answer within {timeout:g} s") from exc
+    except (OSError, UnicodeError) as exc:
+        reason = _reason(exc) if isinstance(exc, OSError) else "not a host name"
+        raise ConnectError(f"cannot connect to {endpoint}: {reason}") from exc
+    return SocketTransport(sock, str(endpoint))

@@ -1,0 +1,178 @@
+"""Caravan's extension of the wire: agreement in HELLO, frames, statuses, the SESSION exchange.
+
+A frame header opens every request and reply once both ends have shown the mark below in HELLO's
+spare capability bytes: number, status, sequence number, length. The first four capability bytes
+stay zero: an RDMA peer reads its queue-pair number there and so finds none.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from enum import IntEnum
+from typing import Any, TypeVar
+
+from caravan.errors import RemoteProtocolError
+from caravan.wire.layout import Layout
+
+EXTENSION_VERSION = 1
+CAPS_SIZE = 24
+_MARK = b"\0\0\0\0caravan\0"
+
+FRAME = Layout(
+    (("number", "B"), ("status", "B"), ("flags", "H"), ("seq", "I"), ("length", "Q")), 16
+)
+
+MAX_JSON = 1 << 20
+MAX_ERROR_TEXT = 4096
+
+# Graphs that both ends keep for each device, least recently used first out, counted alike.
+GRAPH_LRU = 64
+
+# A buffer with handle h answers with base h << ADDRESS_SHIFT: addresses on the wire never are the
+# worker's own, and handle and offset can be read off any of them.
+ADDRESS_SHIFT = 40
+MAX_BUFFER_SIZE = (1 << ADDRESS_SHIFT) - 1
+
+
+_T = TypeVar("_T")
+
+
+class Status(IntEnum):
+    """Status of a reply; any but OK carries a UTF-8 text as payload."""
+
+    OK = 0
+    BAD_REQUEST = 1
+    UNKNOWN_COMMAND = 2
+    OUT_OF_MEMORY = 3
+    COMPUTE_FAILED = 4
+    UNKNOWN_GRAPH = 5
+    REFUSED = 6
+    INTERNAL = 7
+    BUSY = 8
+
+
+def caps(supported: bool = True) -> bytes:
+    """HELLO's capability bytes of an end that speaks the extension (all zero: it does not)."""
+    if not supported:
+        return bytes(CAPS_SIZE)
+    return (_MARK + EXTENSION_VERSION.to_bytes(2, "little")).ljust(CAPS_SIZE, b"\0")
+
+
+def agreed(peer_caps: bytes) -> int:
+    """The extension version to use with a peer that sent `peer_caps`; 0 when it has none."""
+    if peer_caps[: len(_MARK)] != _MARK:
+        return 0
+    version = int.from_bytes(peer_caps[len(_MARK) : len(_MARK) + 2], "little")
+    return min(version, EXTENSION_VERSION)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What a worker says of one of its devices when a session opens.
+
+    Attributes:
+        name: the engine's name of it, such as `CPU` or `CUDA0`.
+        description: text for people.
+        type: ggml's device type (0 CPU, 1 GPU, 2 IGPU, 3 ACCEL).
+        threads: compute threads of a CPU device; 0 where that means nothing.
+        memory_free, memory_total: bytes.
+        alignment: of tensors in a buffer, bytes; a power of two.
+        max_size: of one buffer, bytes.
+        pads: whether a tensor may need more bytes than its own (then ask ALLOC_SIZE).
+    """
+
+    name: str
+    description: str
+    type: int
+    threads: int
+    memory_free: int
+    memory_total: int
+    alignment: int
+    max_size: int
+    pads: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """The head's SESSION: opens a session (`session` empty) or joins one with a further device."""
+
+    session: str
+    device: int
+    caravan: str
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReply:
+    """The worker's answer. `ops` are the engine's op names by number, `session` is the secret key
+    under which further connections join."""
+
+    session: str
+    caravan: str
+    engine: str
+    ops: list[str]
+    devices: list[DeviceInfo]
+
+
+def encode_json(message: SessionRequest | SessionReply) -> bytes:
+    """A SESSION payload."""
+    return json.dumps(asdict(message), separators=(",", ":")).encode()
+
+
+def decode_session_request(data: bytes) -> SessionRequest:
+    """Raises RemoteProtocolError on anything but a whole, well-typed request."""
+    return _build(SessionRequest, _object(data))
+
+
+def decode_session_reply(data: bytes) -> SessionReply:
+    """Raises RemoteProtocolError on anything but a whole, well-typed reply."""
+    obj = _object(data)
+    devices = obj.get("devices")
+    ops = obj.get("ops")
+    if not isinstance(devices, list) or not isinstance(ops, list):
+        raise RemoteProtocolError("SESSION reply without devices or ops")
+    if not all(isinstance(op, str) for op in ops):
+        raise RemoteProtocolError("SESSION reply with op names that are no text")
+    obj["devices"] = [_build(DeviceInfo, device) for device in devices]
+    reply = _build(SessionReply, obj)
+    for device in reply.devices:
+        if device.alignment <= 0 or device.alignment & (device.alignment - 1):
+            raise RemoteProtocolError(f"device {device.name}: alignment {device.alignment}")
+        if not 0 < device.max_size <= MAX_BUFFER_SIZE:
+            raise RemoteProtocolError(f"device {device.name}: max_size {device.max_size}")
+    return reply
+
+
+def error_text(data: bytes) -> str:
+    """The text of an error reply, made safe to print on one line."""
+    text = bytes(data[:MAX_ERROR_TEXT]).decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else " " for c in text).strip() or "no reason given"
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    if len(data) > MAX_JSON:
+        raise RemoteProtocolError(f"SESSION payload of {len(data)} bytes")
+    try:
+        obj = json.loads(bytes(data))
+    except (ValueError, RecursionError) as exc:
+        raise RemoteProtocolError(f"SESSION payload is not JSON: {exc}") from exc
+    if not isinstance(obj, dict):
+        raise RemoteProtocolError("SESSION payload is not an object")
+    return obj
+
+
+def _build(cls: type[_T], obj: Any) -> _T:
+    """A dataclass from untrusted JSON: every field present and of its plain type."""
+    if not isinstance(obj, dict):
+        raise RemoteProtocolError(f"{cls.__name__} is not an object")
+    values: dict[str, Any] = {}
+    for field in fields(cls):  # type: ignore[arg-type]
+        value: Any = obj.get(field.name)
+        wanted: Any = {"str": str, "int": int, "bool": bool}.get(str(field.type), list)
+        if type(value) is not wanted:
+            raise RemoteProtocolError(f"{cls.__name__}.{field.name} is missing or of a wrong type")
+        if wanted is int and not 0 <= value < 1 << 64:
+            raise RemoteProtocolError(f"{cls.__name__}.{field.name} is out of range: {value}")
+        values[field.name] = value
+    return cls(**values)
