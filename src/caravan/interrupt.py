@@ -44,6 +44,7 @@ def deferred() -> Iterator[None]:
     if previous is not signal.default_int_handler:
         yield  # somebody else owns Ctrl-C
         return
+    _pending = False
     signal.signal(signal.SIGINT, _handle)
     _depth = 1
     try:

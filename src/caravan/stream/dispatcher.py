@@ -10,6 +10,7 @@ and tickets fail at once.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from caravan.errors import (
     CaravanError,
     ConnectionClosed,
+    RemoteError,
     TransportTimeout,
     WorkerLost,
 )
@@ -74,11 +76,12 @@ class Stream:
         self._queue: deque[Message] = deque()
         self._iov: deque[Buffer] = deque()
         self._pending: deque[Ticket] = deque()
-        self._gate: Ticket | None = None
+        self._gates: list[Ticket] = []
         self._queued = 0
         self._seq = 0
         self._closing = False
         self._last_life = time.monotonic()
+        self._received = 0
         self._pinged = False
         self._blocked = threading.Event()
         self._room = threading.Condition(self._lock)
@@ -95,6 +98,11 @@ class Stream:
             f"<Stream {self.device} at {self.endpoint} {state}: {self.commands} commands, "
             f"{len(self._pending)} replies due, {self._queued} bytes queued>"
         )
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is lost or closed."""
+        return self._done()
 
     # posting
 
@@ -149,13 +157,16 @@ class Stream:
     def hold_until(self, ticket: Ticket) -> None:
         """What is posted later leaves only when `ticket` (of another stream) is done."""
         with self._lock:
-            if not ticket.done:
-                self._gate = ticket
+            # a failed one is kept too: its loss must not depend on who comes first
+            if not ticket.done or ticket.error is not None:
+                self._gates.append(ticket)
 
     def last_ticket(self) -> Ticket | None:
         """The newest reply that is still due."""
-        with self._lock:
-            return self._pending[-1] if self._pending else None
+        try:
+            return self._pending[-1]
+        except IndexError:
+            return None
 
     def flush(self) -> None:
         """Send what was corked."""
@@ -168,8 +179,8 @@ class Stream:
         self._seq = (self._seq + 1) & 0xFFFFFFFF
         header = self._framing.header(command.number, self._seq, size)
         message = Message(command.name, [header, *parts], size + len(header), ticket)
-        if self._gate is not None:
-            message.gate, self._gate = self._gate, None
+        if self._gates:
+            message.gates, self._gates = self._gates, []
         if ticket is not None:
             ticket.seq = self._seq
             self._owe()
@@ -180,7 +191,7 @@ class Stream:
 
     def _owe(self) -> None:
         """Something becomes due: silence counts from now, not from the last idle hour."""
-        if not self._pending and not self._queue:
+        if not self._pending and not self._iov:
             self._last_life = time.monotonic()
 
     def _wait_for_room(self) -> None:
@@ -220,8 +231,8 @@ class Stream:
                     return
                 self.segments += 1
                 self._advance(sent)
-        except CaravanError as exc:
-            self._fail_locked(exc, "send")
+        except Exception as exc:
+            self._fail_locked(_own(exc), "send")
 
     def _gather(self) -> bool:
         """Move whole messages that may leave into the segment; False when there are none."""
@@ -230,14 +241,18 @@ class Stream:
             message = self._queue[0]
             ticket = message.waits_for()
             if ticket is not None:
-                ticket.on_done(self._unblock)
-                # it may have been done between the two lines
+                if message.noted is not ticket:
+                    message.noted = ticket
+                    ticket.on_done(self._unblock)
+                # it may have been done since
                 if not ticket.done:
                     break
+                continue
             failed = message.failed_source()
             if failed is not None and failed.error is not None:
                 self._fail_locked(failed.error, message.name)
                 return False
+            self._owe()
             self._queue.popleft()
             self._iov.extend(buffer for buffer in message.buffers() if len(buffer))
             size += message.size
@@ -285,45 +300,54 @@ class Stream:
 
     def _receive(self) -> None:
         """The receiver thread."""
-        name = "receive"
         try:
             while not self._done():
                 reply = self._framing.read_reply(self._reader, self._pending)
                 self._last_life = time.monotonic()
-                if reply.ticket is not None:
-                    name = reply.ticket.name
                 self._deliver(reply)
-                name = "receive"
-        except CaravanError as exc:
-            ticket = self._pending[0] if self._pending else None
-            self.fail(exc, ticket.name if ticket is not None else name)
-        except Exception as exc:  # a defect of ours must end in an error, not in a hang
-            self.fail(CaravanError(f"internal error: {exc!r}"), name)
+        except Exception as exc:
+            self.fail(_own(exc), self._due("receive"))
 
     def _deliver(self, reply: Reply) -> None:
         ticket = reply.ticket
-        if reply.pong:
+        if self._done():
+            # the loss may have taken tickets off at the same moment, so this may be another's reply
+            if ticket is not None:
+                ticket.fail(self.lost or ConnectionClosed("the stream was closed"))
+        elif reply.pong:
             self._pinged = False
         elif reply.error is not None:
-            if ticket is None or ticket.fatal:
-                if ticket is not None:
-                    ticket.fail(reply.error)
-                raise reply.error
-            ticket.fail(reply.error)
+            if ticket is not None and not ticket.fatal and isinstance(reply.error, RemoteError):
+                ticket.fail(reply.error)
+            else:
+                self._abandon(reply.error, reply.name, ticket)
         elif ticket is not None:
             self._read_payload(ticket, reply.length)
 
     def _read_payload(self, ticket: Ticket, size: int) -> None:
+        data = b""
         try:
             if ticket.target is not None:
                 self._reader.read_into(ticket.target)
-                ticket.resolve(b"")
             else:
-                ticket.resolve(self._reader.read(size))
-        except CaravanError as exc:
-            self.fail(exc, ticket.name)
-            ticket.fail(self.lost or exc)
-            raise
+                data = self._reader.read(size)
+        except Exception as exc:
+            self._abandon(_own(exc), ticket.name, ticket)
+        else:
+            ticket.resolve(data)
+
+    def _abandon(self, cause: CaravanError, command: str, ticket: Ticket | None) -> None:
+        """Lose the stream, and with it a ticket that is no longer among the pending ones."""
+        self.fail(cause, command)
+        if ticket is not None:
+            ticket.fail(self.lost or cause)
+
+    def _due(self, otherwise: str) -> str:
+        """The command whose reply is due next; the receiver may take it away at any time."""
+        try:
+            return self._pending[0].name
+        except IndexError:
+            return otherwise
 
     # the end
 
@@ -332,19 +356,32 @@ class Stream:
         with self._lock:
             if self.lost is not None or self._closing:
                 return
-            # a message that waits for another stream is not this peer's debt
-            if not (self._pending or self._iov):
+            if self._reader.received != self._received:
+                # also a part of a long reply is a sign of life
+                self._received = self._reader.received
+                self._last_life = max(self._last_life, now)
+            if not self._owed():
+                self._last_life = max(self._last_life, now)
                 return
-            if not self._framing.can_ping and self._queue and self._queue[0].waits_for():
-                # it cannot be asked for a sign of life, and the next move is not its own
-                self._last_life = now
             quiet = now - self._last_life
             if quiet > self.timeout:
-                name = self._pending[0].name if self._pending else "send"
                 error = TransportTimeout(f"no sign of life for {self.timeout:g} s")
-                self._fail_locked(error, name)
+                self._fail_locked(error, self._due("send"))
             elif quiet > self.timeout / 3 and self._framing.can_ping and not self._pinged:
                 self._ping()
+
+    def _owed(self) -> bool:
+        """Whether the next move is the peer's."""
+        if self._iov:
+            return True
+        try:
+            oldest = self._pending[0]
+        except IndexError:
+            return False
+        # a request that waits here for another stream is not this peer's debt; where it can be
+        # asked for a sign of life, that is asked all the same
+        posted_since = (self._seq - oldest.seq) & 0xFFFFFFFF
+        return self._framing.can_ping or posted_since >= len(self._queue)
 
     def _ping(self) -> None:
         self._pinged = True
@@ -374,8 +411,12 @@ class Stream:
         self._queue.clear()
         self._iov.clear()
         self._queued = 0
-        pending = list(self._pending)
-        self._pending.clear()
+        pending: list[Ticket] = []
+        # One by one: a ticket belongs to who takes it off. One that the receiver has taken may be
+        # read into the caller's memory at this moment, so the receiver alone may settle it.
+        with contextlib.suppress(IndexError):
+            while True:
+                pending.append(self._pending.popleft())
         self._room.notify_all()
         self._blocked.set()
         for ticket in pending:
@@ -400,3 +441,8 @@ class Stream:
 
     def _done(self) -> bool:
         return self.lost is not None or self._closing
+
+
+def _own(exc: Exception) -> CaravanError:
+    """A defect of ours must end in an error too, not in a hang."""
+    return exc if isinstance(exc, CaravanError) else CaravanError(f"internal error: {exc!r}")

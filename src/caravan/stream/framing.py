@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from caravan.errors import RemoteError, RemoteProtocolError
+from caravan.errors import CaravanError, RemoteError, RemoteProtocolError
 from caravan.stream.ticket import Ticket
 from caravan.transport.reader import Reader
 from caravan.wire import codec
@@ -22,11 +22,20 @@ _HALF = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One reply's header: the ticket that it answers, its length, and the error if it is one."""
+    """One reply's header.
 
+    Attributes:
+        name: the command that it answers.
+        ticket: what waits for it; whoever gets the reply must settle it.
+        length: of the payload that follows.
+        error: the peer's own words (a RemoteError), or why the reply cannot be used.
+        pong: it is a sign of life and nothing else.
+    """
+
+    name: str
     ticket: Ticket | None
     length: int
-    error: RemoteError | None = None
+    error: CaravanError | None = None
     pong: bool = False
 
 
@@ -39,7 +48,11 @@ class Framing(Protocol):
         """The bytes before a payload of `size` bytes."""
 
     def read_reply(self, reader: Reader, pending: deque[Ticket]) -> Reply:
-        """Wait for the next reply's header, and match it; takes its ticket off `pending`."""
+        """Wait for the next reply's header, and match it; takes its ticket off `pending`.
+
+        A ticket that was taken off is always returned, so that none is forgotten: what is wrong
+        with its reply goes into `Reply.error`. A loss may empty `pending` at any time.
+        """
 
 
 class BaseFraming:
@@ -52,14 +65,11 @@ class BaseFraming:
 
     def read_reply(self, reader: Reader, pending: deque[Ticket]) -> Reply:
         (length,) = codec.BASE_REPLY.unpack(reader.read(codec.BASE_REPLY.size))
-        if not pending:
-            raise RemoteProtocolError("a reply that nothing asked for")
-        ticket = pending.popleft()
-        if length != ticket.size:
-            raise RemoteProtocolError(
-                f"reply to {ticket.name} has {length} bytes, expected {ticket.size}"
-            )
-        return Reply(ticket, length)
+        try:
+            ticket = pending.popleft()
+        except IndexError as exc:
+            raise RemoteProtocolError("a reply that nothing asked for") from exc
+        return _sized(ticket.name, ticket, length)
 
 
 class ExtFraming:
@@ -78,25 +88,39 @@ class ExtFraming:
         if number == Ext.PING:
             if length or status:
                 raise RemoteProtocolError("a PING reply with a payload")
-            return Reply(None, 0, pong=True)
+            return Reply(row.name, None, 0, pong=True)
         ticket = self._match(row.name, seq, pending)
         if status:
-            if length > MAX_ERROR_TEXT:
-                raise RemoteProtocolError(f"error text of {length} bytes")
-            return Reply(ticket, 0, RemoteError(status, error_text(reader.read(length))))
+            return Reply(row.name, ticket, 0, self._error(status, length, reader))
         if ticket is None:
             raise RemoteProtocolError(f"a reply to {row.name} that nothing asked for")
-        if ticket.size >= 0 and length != ticket.size:
-            raise RemoteProtocolError(
-                f"reply to {row.name} has {length} bytes, expected {ticket.size}"
-            )
-        return Reply(ticket, length)
+        return _sized(row.name, ticket, length)
 
     @staticmethod
     def _match(name: str, seq: int, pending: deque[Ticket]) -> Ticket | None:
-        if pending and pending[0].seq == seq:
-            return pending.popleft()
+        try:
+            due = pending[0].seq
+            if due == seq:
+                return pending.popleft()
+        except IndexError:
+            return None
         # an error of a silent command stands before the next reply that is due
-        if pending and (seq - pending[0].seq) & 0xFFFFFFFF < _HALF:
-            raise RemoteProtocolError(f"reply to {name} #{seq} before #{pending[0].seq}")
+        if (seq - due) & 0xFFFFFFFF < _HALF:
+            raise RemoteProtocolError(f"reply to {name} #{seq} before #{due}")
         return None
+
+    @staticmethod
+    def _error(status: int, length: int, reader: Reader) -> CaravanError:
+        if length > MAX_ERROR_TEXT:
+            return RemoteProtocolError(f"error text of {length} bytes")
+        try:
+            return RemoteError(status, error_text(reader.read(length)))
+        except CaravanError as exc:
+            return exc
+
+
+def _sized(name: str, ticket: Ticket, length: int) -> Reply:
+    if length == ticket.size:
+        return Reply(name, ticket, length)
+    error = RemoteProtocolError(f"reply to {name} has {length} bytes, expected {ticket.size}")
+    return Reply(name, ticket, 0, error)

@@ -268,7 +268,13 @@ class BaseLink:
         row = self._table[Base.COPY_TENSOR]
         assert row.reply is not None
         ticket = Ticket(row.name, row.reply.size)
+        ticket.on_done(lambda: self._copied(ticket))
         self.stream.post(row, [row.request.pack(src.base_record(), dst.base_record())], ticket)
+
+    def _copied(self, ticket: Ticket) -> None:
+        # nobody waits for the answer, and what follows builds on the copy
+        if ticket.error is None and ticket.data == b"\0":
+            self.stream.fail(DeviceError("the worker cannot copy this tensor"), ticket.name)
 
     def graph_compute(self, graph: GraphRef) -> None:
         eight = self.version.major >= 8

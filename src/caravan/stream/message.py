@@ -6,6 +6,7 @@ waiting for; the message stays in its queue until they are there.
 
 from __future__ import annotations
 
+from caravan.errors import RemoteError
 from caravan.stream.ticket import Ticket
 from caravan.transport.base import Buffer
 
@@ -20,11 +21,12 @@ class Message:
         parts: header and payload, in order.
         size: bytes in all.
         ticket: what waits for the reply; None for a silent command.
-        blocker: the ticket among the parts, if there is one.
-        gate: a ticket that must be done before this leaves, without giving bytes (an event).
+        blockers: the tickets among the parts.
+        gates: tickets that must be done before this leaves, without giving bytes (events).
+        noted: the ticket that was last asked to tell when it is done.
     """
 
-    __slots__ = ("blocker", "gate", "name", "parts", "size", "ticket")
+    __slots__ = ("blockers", "gates", "name", "noted", "parts", "size", "ticket")
 
     def __init__(
         self, name: str, parts: list[Part], size: int, ticket: Ticket | None = None
@@ -33,24 +35,29 @@ class Message:
         self.parts = parts
         self.size = size
         self.ticket = ticket
-        self.blocker: Ticket | None = None
-        self.gate: Ticket | None = None
-        for part in parts:
-            if isinstance(part, Ticket):
-                self.blocker = part
+        self.blockers = [part for part in parts if isinstance(part, Ticket)]
+        self.gates: list[Ticket] = []
+        self.noted: Ticket | None = None
 
     def waits_for(self) -> Ticket | None:
         """The ticket that keeps the message from leaving now."""
-        if self.gate is not None and not self.gate.done:
-            return self.gate
-        if self.blocker is not None and not self.blocker.done:
-            return self.blocker
+        for ticket in self.gates:
+            if not ticket.done:
+                return ticket
+        for ticket in self.blockers:
+            if not ticket.done:
+                return ticket
         return None
 
     def failed_source(self) -> Ticket | None:
         """The ticket whose failure means that this message can never be sent as it was meant."""
-        for ticket in (self.blocker, self.gate):
-            if ticket is not None and ticket.error is not None:
+        for ticket in self.blockers:
+            if ticket.error is not None:
+                return ticket
+        for ticket in self.gates:
+            # a question that was answered with "no" has been answered: the event has happened
+            refused = not ticket.fatal and isinstance(ticket.error, RemoteError)
+            if ticket.error is not None and not refused:
                 return ticket
         return None
 

@@ -17,7 +17,9 @@ from caravan.errors import (
     ProtocolError,
     RemoteError,
     RemoteProtocolError,
+    TransportError,
     TransportTimeout,
+    WorkerLost,
 )
 from caravan.stream.dispatcher import Stream
 from caravan.stream.framing import BaseFraming, ExtFraming
@@ -100,9 +102,6 @@ def open_session(
     except BaseException:
         wire.transport.close()
         raise
-    if not links:
-        wire.transport.close()
-        raise ConnectError(f"the worker at {endpoint} has no devices")
     return Session(endpoint, links, wire.version)
 
 
@@ -133,12 +132,18 @@ def _hello(endpoint: Endpoint, timeout: float, use_extension: bool) -> _Wire:
 
 
 def _join(
-    endpoint: Endpoint, wire: _Wire, identity: Identity, session: str, device: int
+    endpoint: Endpoint,
+    wire: _Wire,
+    identity: Identity,
+    session: str,
+    device: int,
+    timeout: float,
 ) -> SessionReply:
     """The SESSION exchange on a connection that has said HELLO."""
     request = SessionRequest(session, device, identity.caravan, identity.engine)
     payload = extension.encode_json(request)
     try:
+        wire.transport.set_timeout(timeout)
         wire.transport.send([codec.ext_frame(Ext.SESSION, 1, len(payload)), payload])
         head = extension.FRAME.unpack(wire.reader.read(extension.FRAME.size))
         number, status, _flags, _seq, length = head
@@ -164,7 +169,7 @@ def _open_devices(
     timeout: float,
 ) -> list[DeviceLink]:
     """The session's devices, each on a connection of its own; the first one is open already."""
-    reply = _join(endpoint, first, identity, "", 0)
+    reply = _join(endpoint, first, identity, "", 0, timeout)
     _check_ops(endpoint, identity, reply)
     if not 0 < len(reply.devices) <= _MAX_DEVICES:
         raise RemoteProtocolError(f"{endpoint} offers {len(reply.devices)} devices")
@@ -172,7 +177,7 @@ def _open_devices(
     try:
         for index in range(1, len(reply.devices)):
             wires.append(_hello(endpoint, timeout, True))
-            _join(endpoint, wires[-1], identity, reply.session, index)
+            _join(endpoint, wires[-1], identity, reply.session, index, timeout)
     except BaseException:
         for wire in wires:
             wire.transport.close()
@@ -223,11 +228,17 @@ def _open_base(
     lock = threading.Lock()
     try:
         (count,) = ask(stream, table[Base.DEVICE_COUNT])
-        if count > _MAX_DEVICES:
+        if not 0 < count <= _MAX_DEVICES:
             raise RemoteProtocolError(f"{endpoint} offers {count} devices")
         for index in range(count):
             info = _base_info(endpoint, stream, wire.version, index)
             links.append(BaseLink(stream, info, index, wire.version, links, lock))
+    except WorkerLost as exc:
+        stream.close()
+        # nothing was entrusted to it yet
+        if isinstance(exc.cause, TransportError):
+            raise ConnectError(f"{endpoint} answered, but then: {exc.cause}") from exc
+        raise RemoteProtocolError(f"{endpoint}: {exc.cause}") from exc
     except CaravanError:
         stream.close()
         raise

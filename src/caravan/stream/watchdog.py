@@ -29,7 +29,10 @@ class Watchdog:
         while not self._stop.wait(self._interval):
             now = time.monotonic()
             for stream in list(self._streams):
-                stream.tick(now)
+                if stream.ended:
+                    self._streams.remove(stream)
+                else:
+                    stream.tick(now)
 
     def close(self) -> None:
         """End the thread. Idempotent."""

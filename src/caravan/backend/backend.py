@@ -1,0 +1,169 @@
+"""The backend (stream) slots: asynchronous access, copies between devices, events, graphs.
+
+`synchronize` is about host-visible effects only: every pending read has landed, and no memory of
+the caller is still to be read. It never waits for remote compute that nothing on the host needs;
+that wait would make the engine, which synchronizes before it reuses a graph, run the stages of a
+pipeline one after the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from caravan import interrupt
+from caravan.backend import callbacks
+from caravan.backend.buffer import buffers, copy_within, memory, set_tensor
+from caravan.backend.graph import Graph, n_nodes_of
+from caravan.backend.tensor import BUFFER_AT, DATA_AT, RemoteTensor
+from caravan.engine import layouts
+from caravan.stream.dispatcher import Stream
+from caravan.stream.ticket import Ticket
+
+if TYPE_CHECKING:
+    from caravan.backend.device import RemoteDevice
+
+_string_at = ctypes.string_at
+_u64 = ctypes.c_uint64.from_address
+
+
+class RemoteBackend:
+    """One ggml_backend on a remote device.
+
+    Attributes:
+        device: whose stream it uses.
+        last_read: the newest read into the host's memory; replies come in order, so when it has
+            landed all have.
+    """
+
+    __slots__ = ("device", "last_read", "pointer", "struct")
+
+    def __init__(self, device: RemoteDevice, struct: ctypes.Structure) -> None:
+        self.device = device
+        self.struct = struct
+        self.pointer = ctypes.addressof(struct)
+        self.last_read: Ticket | None = None
+
+
+class RemoteEvent:
+    """A mark in a stream: the reads that were due, and the newest reply of any kind."""
+
+    __slots__ = ("read", "reply", "stream", "struct")
+
+    def __init__(self, struct: ctypes.Structure) -> None:
+        self.struct = struct
+        self.stream: Stream | None = None
+        self.read: Ticket | None = None
+        self.reply: Ticket | None = None
+
+
+backends: dict[int, RemoteBackend] = {}
+events: dict[int, RemoteEvent] = {}
+
+
+def free(pointer: int) -> None:
+    callbacks.owners.pop(pointer, None)
+    backends.pop(pointer, None)
+
+
+def set_tensor_async(pointer: int, tensor: int, data: int, offset: int, size: int) -> None:
+    set_tensor(_u64(_storage(tensor) + BUFFER_AT).value, tensor, data, offset, size)
+
+
+def get_tensor_async(pointer: int, tensor: int, data: int, offset: int, size: int) -> None:
+    if not size:
+        return
+    backend = backends[pointer]
+    source = buffers[_u64(_storage(tensor) + BUFFER_AT).value]
+    backend.last_read = backend.device.link.get_tensor(
+        RemoteTensor(tensor, source.handle), offset, size, memory(data, size)
+    )
+
+
+def cpy_tensor_async(backend_src: int, backend_dst: int, src: int, dst: int) -> bool:
+    """True once the copy is queued; False where it is not one run of bytes on both sides."""
+    device = backends[backend_dst].device
+    target = buffers.get(_u64(dst + BUFFER_AT).value)
+    if target is None or target.device is not device:
+        return False
+    src_buffer = _u64(_storage(src) + BUFFER_AT).value
+    source = buffers.get(src_buffer)
+    if source is not None and source.device is device:
+        return copy_within(device, source, src, target, dst)
+    ggml = device.plugin.ggml
+    if not (ggml.is_contiguous(src) and ggml.is_contiguous(dst)):
+        return False
+    size = ggml.nbytes(src)
+    if source is not None:
+        # the relay: a ticket of the one stream is the payload of the other, nobody waits
+        ticket = source.device.link.get_tensor(RemoteTensor(src, source.handle), 0, size, None)
+        device.link.set_tensor(RemoteTensor(dst, target.handle), 0, ticket)
+        return True
+    if not src_buffer or not ggml.buffer_is_host(src_buffer):
+        return False
+    # nothing keeps the host from overwriting its memory after this call: take the bytes now
+    data = _string_at(_u64(src + DATA_AT).value, size)
+    device.link.set_tensor(RemoteTensor(dst, target.handle), 0, data)
+    return True
+
+
+def synchronize(pointer: int) -> None:
+    backend = backends[pointer]
+    backend.device.link.stream.flush()
+    ticket, backend.last_read = backend.last_read, None
+    if ticket is not None:
+        ticket.settle()
+
+
+def graph_compute(pointer: int, cgraph: int) -> int:
+    device = backends[pointer].device
+    if interrupt.pending():
+        return layouts.STATUS_ABORTED
+    if n_nodes_of(cgraph):
+        device.link.graph_compute(Graph(cgraph, device.handles))
+    lost = device.link.stream.lost is not None
+    return layouts.STATUS_FAILED if lost else layouts.STATUS_SUCCESS
+
+
+def event_record(pointer: int, event_pointer: int) -> None:
+    backend = backends[pointer]
+    event = events[event_pointer]
+    event.stream = backend.device.link.stream
+    event.read = backend.last_read
+    event.reply = event.stream.last_ticket()
+
+
+def event_wait(pointer: int, event_pointer: int) -> None:
+    stream = backends[pointer].device.link.stream
+    event = events[event_pointer]
+    # one stream is in order by itself
+    if event.stream is not None and event.stream is not stream and event.reply is not None:
+        event.stream.flush()
+        stream.hold_until(event.reply)
+
+
+# device slots for events
+
+
+def event_new(device_pointer: int) -> int:
+    device = callbacks.owners[device_pointer]
+    struct = device.plugin.new_event(device_pointer)
+    pointer = ctypes.addressof(struct)
+    events[pointer] = RemoteEvent(struct)
+    return pointer
+
+
+def event_free(device_pointer: int, event_pointer: int) -> None:
+    events.pop(event_pointer, None)
+
+
+def event_synchronize(device_pointer: int, event_pointer: int) -> None:
+    event = events[event_pointer]
+    if event.read is not None:
+        event.read.settle()
+        event.read = None
+
+
+def _storage(tensor: int) -> int:
+    """The tensor that has the buffer: a view's own may not be set."""
+    return _u64(tensor + layouts.TENSOR_AT["view_src"]).value or tensor

@@ -1,0 +1,226 @@
+"""Remote buffers: the buffer-type and buffer slots of ggml's plug-in interface.
+
+A buffer struct belongs to the engine, which calls free_buffer before it deletes it; its context
+holds the buffer's base in the worker's address space, so that the CPU buffer's own native get_base
+serves the most frequent question without Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from caravan.backend import callbacks
+from caravan.backend.tensor import BUFFER_AT, RemoteTensor
+from caravan.engine import layouts
+from caravan.errors import CaravanError, DeviceError
+from caravan.stream.link import RemoteAllocation, TensorRef
+
+if TYPE_CHECKING:
+    from caravan.backend.device import RemoteDevice
+
+# Up to here a write is copied into the queue; above, a write of weights goes out from the caller's
+# memory before set_tensor returns. Other writes are copied whatever their size: waiting for the
+# socket in the middle of a prompt would stop the pipeline.
+SNAPSHOT_MAX = 128 << 10
+_WEIGHTS = 1
+_string_at = ctypes.string_at
+_u64 = ctypes.c_uint64.from_address
+_i32 = ctypes.c_int32.from_address
+
+
+class RemoteBuffer:
+    """A live buffer.
+
+    Attributes:
+        pointer: the engine's ggml_backend_buffer.
+        device: where it lies.
+        handle, base, size: as the worker has it.
+    """
+
+    __slots__ = ("base", "device", "handle", "pointer", "size")
+
+    def __init__(self, pointer: int, device: RemoteDevice, allocation: RemoteAllocation) -> None:
+        self.pointer = pointer
+        self.device = device
+        self.handle = allocation.handle
+        self.base = allocation.base
+        self.size = allocation.size
+
+    @property
+    def usage(self) -> int:
+        """ggml's buffer usage: 0 any, 1 weights, 2 compute."""
+        return _i32(self.pointer + layouts.BUFFER_USAGE_AT).value
+
+
+# every live remote buffer by the address of its struct
+buffers: dict[int, RemoteBuffer] = {}
+
+
+def memory(address: int, size: int) -> memoryview:
+    """The engine's memory as writable bytes; valid only as long as the engine says."""
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+# buffer type
+
+
+def alloc_buffer(buft: int, size: int) -> int | None:
+    device = callbacks.owners[buft]
+    device.allocation_error = None
+    try:
+        allocation = device.link.alloc(size)
+    except DeviceError as exc:
+        device.allocation_error = exc
+        return None
+    pointer = device.plugin.new_buffer(buft, allocation)
+    buffer = RemoteBuffer(pointer, device, allocation)
+    buffers[pointer] = buffer
+    device.handles[pointer] = allocation.handle
+    callbacks.owners[pointer] = device
+    return pointer
+
+
+def get_alignment(buft: int) -> int:
+    return callbacks.owners[buft].link.info.alignment
+
+
+def get_max_size(buft: int) -> int:
+    return callbacks.owners[buft].link.info.max_size
+
+
+def get_alloc_size(buft: int, tensor: int) -> int:
+    return callbacks.owners[buft].sizes.alloc_size(tensor)
+
+
+# buffer
+
+
+def free_buffer(pointer: int) -> None:
+    buffer = buffers.pop(pointer)
+    callbacks.owners.pop(pointer, None)
+    buffer.device.handles.pop(pointer, None)
+    buffer.device.link.free(buffer.handle)
+
+
+def get_base(pointer: int) -> int:
+    return buffers[pointer].base
+
+
+def init_tensor(pointer: int, tensor: int) -> int:
+    buffer = buffers[pointer]
+    if buffer.device.sizes.needs_init(tensor):
+        buffer.device.link.init_tensor(RemoteTensor(tensor, buffer.handle))
+    return layouts.STATUS_SUCCESS
+
+
+def memset_tensor(pointer: int, tensor: int, value: int, offset: int, size: int) -> None:
+    buffer = buffers[pointer]
+    buffer.device.link.memset_tensor(RemoteTensor(tensor, buffer.handle), offset, size, value)
+
+
+def set_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> None:
+    buffer = buffers[pointer]
+    target = RemoteTensor(tensor, buffer.handle)
+    if size > SNAPSHOT_MAX and buffer.usage == _WEIGHTS:
+        buffer.device.link.set_tensor(target, offset, memory(data, size), wait_sent=True)
+    elif size:
+        buffer.device.link.set_tensor(target, offset, _string_at(data, size))
+
+
+def get_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> None:
+    if not size:
+        return
+    buffer = buffers[pointer]
+    target = memory(data, size)
+    ticket = buffer.device.link.get_tensor(
+        RemoteTensor(tensor, buffer.handle), offset, size, target
+    )
+    ticket.settle()
+
+
+def cpy_tensor(pointer: int, src: int, dst: int) -> bool:
+    buffer = buffers[pointer]
+    source = buffers.get(_u64(src + BUFFER_AT).value)
+    if source is None or source.device is not buffer.device:
+        return False
+    return copy_within(buffer.device, source, src, buffer, dst)
+
+
+def clear(pointer: int, value: int) -> None:
+    buffer = buffers[pointer]
+    buffer.device.link.clear(buffer.handle, value)
+
+
+def copy_within(
+    device: RemoteDevice, source: RemoteBuffer, src: int, target: RemoteBuffer, dst: int
+) -> bool:
+    """A copy on one device; False where the bytes are not one run on both sides."""
+    ggml = device.plugin.ggml
+    if not (ggml.is_contiguous(src) and ggml.is_contiguous(dst)):
+        return False
+    size = ggml.nbytes(src)
+    if size:
+        device.link.copy_tensor(
+            RemoteTensor(src, source.handle), RemoteTensor(dst, target.handle), size
+        )
+    return True
+
+
+class TensorSizes:
+    """When the worker must be asked about a tensor, and what it said: asked once, then cached.
+
+    The rules are the ones of llama.cpp's client: only a quantised row that is no multiple of 512,
+    or an op that may expand its output, can need more bytes than the tensor's own.
+    """
+
+    _ROW = 512
+    _SOURCES = 10
+
+    def __init__(self, device: RemoteDevice) -> None:
+        self._device = device
+        self._ggml: Any = device.plugin.ggml
+        self._cache: dict[bytes, int] = {}
+        self._expanding = {
+            number
+            for number, name in enumerate(layouts.OP_NAMES)
+            if name in {"FLASH_ATTN_EXT", "MUL_MAT", "MUL_MAT_ID", "CUMSUM", "ARGSORT", "TOP_K"}
+        }
+
+    def needs_init(self, tensor: int) -> bool:
+        """Whether INIT_TENSOR must be sent."""
+        if _u64(tensor + layouts.TENSOR_AT["view_src"]).value:
+            return False
+        row = ctypes.c_int64.from_address(tensor + layouts.TENSOR_AT["ne"]).value
+        type_ = _i32(tensor + layouts.TENSOR_AT["type"]).value
+        return row % self._ROW != 0 and bool(self._ggml.is_quantized(type_))
+
+    def alloc_size(self, tensor: int) -> int:
+        """Bytes to set aside; at least the tensor's own."""
+        size = int(self._ggml.nbytes(tensor))
+        op = _i32(tensor + layouts.TENSOR_AT["op"]).value
+        if op not in self._expanding and not self.needs_init(tensor):
+            return size
+        # type, shape, strides, op and its parameters; not the sources' shapes: the worst case,
+        # which is reserved first, must decide
+        start = layouts.TENSOR_AT["ne"]
+        end = layouts.TENSOR_AT["flags"]
+        key = _string_at(tensor, 4) + _string_at(tensor + start, end - start)
+        known = self._cache.get(key)
+        if known is None:
+            try:
+                known = self._ask(tensor)
+            except CaravanError:
+                return size
+            self._cache[key] = known
+        return max(known, size)
+
+    def _ask(self, tensor: int) -> int:
+        handles = self._device.handles
+        sources: list[TensorRef] = []
+        for i in range(self._SOURCES):
+            src = _u64(tensor + layouts.TENSOR_AT["src"] + 8 * i).value
+            if not src:
+                break
+            sources.append(RemoteTensor(src, handles.get(_u64(src + BUFFER_AT).value, 0)))
+        return self._device.link.alloc_size(RemoteTensor(tensor, 0), sources)

@@ -1,0 +1,66 @@
+"""From Python to C and back nothing: wraps functions for the slots of ggml's plug-in structs.
+
+No exception leaves a callback: it loses the stream of the device concerned (so that the failure
+shows where the engine can hear it) and the slot's harmless answer is returned. Wrapped functions
+live as long as the process, since C keeps their addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from caravan import interrupt
+from caravan.errors import CaravanError
+
+if TYPE_CHECKING:
+    from caravan.backend.device import RemoteDevice
+
+_KEEP: list[Any] = []
+
+# Devices by the address of each struct that a callback may be given first: their own, and those of
+# their buffer types, buffers, backends and events. Filled and emptied by the owners of the structs.
+owners: dict[int, RemoteDevice] = {}
+
+
+class Counter:
+    """Callbacks since the start, where `count_calls` was on when the plug-in was set up."""
+
+    calls = 0
+    enabled = False
+
+
+def wrap(prototype: Any, function: Callable[..., Any], failure: Any, name: str) -> Any:
+    """`function` as a C callback of type `prototype`, which answers `failure` when it raises."""
+
+    def guarded(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except BaseException as exc:
+            _report(name, args[0], exc)
+            return failure
+
+    def counted(*args: Any) -> Any:
+        Counter.calls += 1
+        return guarded(*args)
+
+    callback = prototype(counted if Counter.enabled else guarded)
+    _KEEP.append(callback)
+    return callback
+
+
+def keep(value: Any) -> Any:
+    """Keep something that C points to, for as long as the process lives."""
+    _KEEP.append(value)
+    return value
+
+
+def _report(name: str, first: int | None, exc: BaseException) -> None:
+    if isinstance(exc, KeyboardInterrupt):
+        interrupt.note()
+    device = owners.get(first or 0)
+    if device is None:
+        return
+    if not isinstance(exc, CaravanError):
+        exc = CaravanError(f"internal error in {name}: {exc!r}")
+    device.link.stream.fail(exc, name)

@@ -1,0 +1,110 @@
+"""`connect`: workers' devices as devices of this process's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+
+import caravan
+from caravan.backend import plugin as plugins
+from caravan.backend.device import RemoteDevice
+from caravan.engine import layouts
+from caravan.errors import UsageError
+from caravan.stream.session import Identity, Session, open_session
+from caravan.stream.watchdog import Watchdog
+from caravan.transport.endpoint import Endpoint
+
+
+class Cluster:
+    """Connected workers. Close it after the models that use its devices.
+
+    Attributes:
+        devices: `RPC0`, `RPC1`, … through all workers in the order given.
+        endpoints: the workers' endpoints.
+    """
+
+    def __init__(
+        self, sessions: list[Session], devices: list[RemoteDevice], watchdog: Watchdog
+    ) -> None:
+        self.devices = devices
+        self.endpoints = [str(session.endpoint) for session in sessions]
+        self._sessions = sessions
+        self._watchdog = watchdog
+
+    def __repr__(self) -> str:
+        return f"<Cluster of {', '.join(self.endpoints)}: {len(self.devices)} devices>"
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Raises WorkerLost once any of the devices is lost."""
+        for device in self.devices:
+            device.check()
+
+    def close(self) -> None:
+        """Take leave of the workers. Idempotent. What still uses the devices gets errors."""
+        for session in self._sessions:
+            session.close()
+        self._watchdog.close()
+        for device in self.devices:
+            device.plugin.forget(device)
+
+
+def connect(endpoints: Sequence[str], *, timeout: float = 30.0, extension: bool = True) -> Cluster:
+    """Connect to workers, all at once, and make their devices known to the engine.
+
+    Args:
+        endpoints: `HOST:PORT` each (IPv6 in brackets; the port defaults to 50052), or `unix:PATH`.
+        timeout: seconds that a worker may be silent while it owes an answer.
+        extension: False speaks llama.cpp's plain RPC protocol even with a Caravan worker.
+
+    Raises:
+        UsageError: an endpoint is none, or there is none.
+        ConnectError: a worker cannot be reached or refuses.
+        ProtocolError: what answers does not go together with this head.
+    """
+    parsed = [Endpoint.parse(text) for text in endpoints]
+    if not parsed:
+        raise UsageError("no worker given: expected HOST:PORT")
+    if timeout <= 0:
+        raise UsageError(f"timeout {timeout:g} s is not above 0")
+    plugin = plugins.load()
+    identity = Identity(caravan.__version__, plugin.engine.version, tuple(layouts.OP_NAMES))
+    watchdog = Watchdog(timeout)
+
+    def open_one(endpoint: Endpoint) -> Session:
+        return open_session(
+            endpoint,
+            identity,
+            lambda index: f"device {index}",
+            watchdog,
+            timeout=timeout,
+            use_extension=extension,
+        )
+
+    with ThreadPoolExecutor(len(parsed), "caravan-connect") as pool:
+        futures = [pool.submit(open_one, endpoint) for endpoint in parsed]
+    errors = [future.exception() for future in futures]
+    sessions = [f.result() for f, error in zip(futures, errors, strict=True) if error is None]
+    first = next((error for error in errors if error is not None), None)
+    if first is not None:
+        for session in sessions:
+            session.close()
+        watchdog.close()
+        raise first
+    devices: list[RemoteDevice] = []
+    for session in sessions:
+        for link in session.links:
+            name = f"RPC{len(devices)}"
+            devices.append(RemoteDevice(plugin, link, name, str(session.endpoint)))
+    return Cluster(sessions, devices, watchdog)

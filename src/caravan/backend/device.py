@@ -1,0 +1,158 @@
+"""`RemoteDevice`: one device of a worker as a ggml_backend_device, and the device slots.
+
+The structs of a device, its buffer type and the registry must live as long as the process, since
+the engine keeps their addresses; `callbacks.keep` holds them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import TYPE_CHECKING
+
+from caravan.backend import callbacks
+from caravan.backend.backend import RemoteBackend, backends
+from caravan.backend.buffer import TensorSizes, buffers
+from caravan.engine import layouts
+from caravan.errors import CaravanError, DeviceError
+from caravan.stream.link import DeviceLink
+
+if TYPE_CHECKING:
+    from caravan.backend.plugin import Plugin
+
+_MEMORY_SECONDS = 1.0
+_size = ctypes.c_size_t.from_address
+
+
+class RemoteDevice:
+    """One device of a worker.
+
+    Attributes:
+        name: on this head, such as `RPC0`.
+        description: what the worker says of it.
+        endpoint: `HOST:PORT` of the worker.
+        handle: address of the ggml_backend_device, for the engine.
+        link: the verbs.
+        handles: buffer handles by the address of the buffer's struct.
+        allocation_error: why the last allocation was refused, if it was.
+    """
+
+    def __init__(self, plugin: Plugin, link: DeviceLink, name: str, endpoint: str) -> None:
+        self.plugin = plugin
+        self.link = link
+        self.name = name
+        self.endpoint = endpoint
+        self.description = link.info.description
+        self.handles: dict[int, int] = {}
+        self.allocation_error: DeviceError | None = None
+        self.sizes = TensorSizes(self)
+        self._memory = (link.info.memory_free, link.info.memory_total)
+        self._memory_at = time.monotonic()
+        self.c_name = callbacks.keep(ctypes.create_string_buffer(name.encode()))
+        self.c_description = callbacks.keep(ctypes.create_string_buffer(endpoint.encode()))
+        self.c_buffer_type_name = callbacks.keep(
+            ctypes.create_string_buffer(f"{name}[{endpoint}]".encode())
+        )
+        link.stream.device = name
+        structs = plugin.new_device(self)
+        self.handle = ctypes.addressof(structs.device)
+        self.buffer_type = ctypes.addressof(structs.buffer_type)
+
+    def __repr__(self) -> str:
+        return f"<RemoteDevice {self.name} at {self.endpoint}: {self.description}>"
+
+    def memory(self) -> tuple[int, int]:
+        """Free and total bytes, as the worker says; asked at most once a second."""
+        now = time.monotonic()
+        if now - self._memory_at > _MEMORY_SECONDS and self.link.stream.lost is None:
+            self._memory = self.link.memory()
+            self._memory_at = now
+        return self._memory
+
+    def allocated(self) -> dict[str, int]:
+        """Bytes that live buffers take on the device, by use: weights, kv, compute."""
+        sizes = {"weights": 0, "kv": 0, "compute": 0}
+        for buffer in list(buffers.values()):
+            if buffer.device is self:
+                sizes[("kv", "weights", "compute")[buffer.usage]] += buffer.size
+        return sizes
+
+    def check(self) -> None:
+        """Raises WorkerLost once the device is lost."""
+        if self.link.stream.lost is not None:
+            raise self.link.stream.lost
+
+
+# device slots
+
+
+def get_name(pointer: int) -> int:
+    return ctypes.addressof(callbacks.owners[pointer].c_name)
+
+
+def get_description(pointer: int) -> int:
+    return ctypes.addressof(callbacks.owners[pointer].c_description)
+
+
+def get_memory(pointer: int, free: int, total: int) -> None:
+    device = callbacks.owners[pointer]
+    try:
+        sizes = device.memory()
+    except CaravanError:
+        sizes = (0, 0)
+    _size(free).value, _size(total).value = sizes
+
+
+def get_type(pointer: int) -> int:
+    return layouts.DEVICE_TYPE_GPU
+
+
+def get_props(pointer: int, props_pointer: int) -> None:
+    props = layouts.DeviceProps.from_address(props_pointer)
+    props.name = get_name(pointer)
+    props.description = get_description(pointer)
+    get_memory(
+        pointer,
+        props_pointer + layouts.DeviceProps.memory_free.offset,
+        props_pointer + layouts.DeviceProps.memory_total.offset,
+    )
+    props.type = layouts.DEVICE_TYPE_GPU
+    props.device_id = None
+    props.caps_async = True
+    props.caps_host_buffer = False
+    props.caps_buffer_from_host_ptr = False
+    props.caps_events = True
+    props.caps_mmap_support = True
+
+
+def init_backend(pointer: int, params: int | None) -> int:
+    device = callbacks.owners[pointer]
+    struct = device.plugin.new_backend(pointer)
+    backend = RemoteBackend(device, struct)
+    backends[backend.pointer] = backend
+    callbacks.owners[backend.pointer] = device
+    return backend.pointer
+
+
+def get_buffer_type(pointer: int) -> int:
+    return callbacks.owners[pointer].buffer_type
+
+
+def supports_op(pointer: int, op: int) -> bool:
+    # a worker's device says no when the graph arrives, in an error that names the op
+    return True
+
+
+def supports_buft(pointer: int, buft: int) -> bool:
+    return callbacks.owners[pointer].buffer_type == buft
+
+
+# slots of names that C asks of other structs than the device
+
+
+def buffer_type_name(pointer: int) -> int:
+    return ctypes.addressof(callbacks.owners[pointer].c_buffer_type_name)
+
+
+def backend_name(pointer: int) -> int:
+    return ctypes.addressof(callbacks.owners[pointer].c_name)
