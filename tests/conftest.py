@@ -1,3 +1,25 @@
-"""Shared by all tests: the check for leaks."""
+"""Shared by all tests: the check for leaks, the sample model, no time limits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
 
 pytest_plugins = ("leaks",)
+
+settings.register_profile("caravan", deadline=None)
+settings.load_profile("caravan")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The sample model's file: CARAVAN_TEST_MODEL, or the user's cache, filled on first use."""
+    given = os.environ.get("CARAVAN_TEST_MODEL")
+    if given:
+        return Path(given)
+    from caravan.models import resolve
+
+    return resolve("smollm2")

@@ -17,7 +17,6 @@ from caravan.backend.buffer import buffers, copy_within, memory, set_tensor
 from caravan.backend.graph import Graph, n_nodes_of
 from caravan.backend.tensor import BUFFER_AT, DATA_AT, RemoteTensor
 from caravan.engine import layouts
-from caravan.stream.dispatcher import Stream
 from caravan.stream.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -32,28 +31,35 @@ class RemoteBackend:
 
     Attributes:
         device: whose stream it uses.
-        last_read: the newest read into the host's memory; replies come in order, so when it has
-            landed all have.
+        reads: reads into the host's memory that may not have landed; they land in order.
     """
 
-    __slots__ = ("device", "last_read", "pointer", "struct")
+    __slots__ = ("device", "pointer", "reads", "struct")
 
     def __init__(self, device: RemoteDevice, struct: ctypes.Structure) -> None:
         self.device = device
         self.struct = struct
         self.pointer = ctypes.addressof(struct)
-        self.last_read: Ticket | None = None
+        self.reads: list[Ticket] = []
+
+    def settle(self, reads: list[Ticket]) -> None:
+        """Wait until `reads` have landed. After Ctrl-C they are given up: zeros, once for all."""
+        if reads:
+            reads[-1].settle(interrupt.pending)
+            if not reads[-1].done:
+                for ticket in reads:
+                    ticket.abandon()
 
 
 class RemoteEvent:
     """A mark in a stream: the reads that were due, and the newest reply of any kind."""
 
-    __slots__ = ("read", "reply", "stream", "struct")
+    __slots__ = ("backend", "reads", "reply", "struct")
 
     def __init__(self, struct: ctypes.Structure) -> None:
         self.struct = struct
-        self.stream: Stream | None = None
-        self.read: Ticket | None = None
+        self.backend: RemoteBackend | None = None
+        self.reads: list[Ticket] = []
         self.reply: Ticket | None = None
 
 
@@ -75,9 +81,10 @@ def get_tensor_async(pointer: int, tensor: int, data: int, offset: int, size: in
         return
     backend = backends[pointer]
     source = buffers[_u64(_storage(tensor) + BUFFER_AT).value]
-    backend.last_read = backend.device.link.get_tensor(
+    ticket = backend.device.link.get_tensor(
         RemoteTensor(tensor, source.handle), offset, size, memory(data, size)
     )
+    backend.reads.append(ticket)
 
 
 def cpy_tensor_async(backend_src: int, backend_dst: int, src: int, dst: int) -> bool:
@@ -108,11 +115,10 @@ def cpy_tensor_async(backend_src: int, backend_dst: int, src: int, dst: int) -> 
 
 
 def synchronize(pointer: int) -> None:
+    # what is corked has been copied out of the caller's memory: it may go on waiting for company
     backend = backends[pointer]
-    backend.device.link.stream.flush()
-    ticket, backend.last_read = backend.last_read, None
-    if ticket is not None:
-        ticket.settle()
+    reads, backend.reads = backend.reads, []
+    backend.settle(reads)
 
 
 def graph_compute(pointer: int, cgraph: int) -> int:
@@ -128,17 +134,18 @@ def graph_compute(pointer: int, cgraph: int) -> int:
 def event_record(pointer: int, event_pointer: int) -> None:
     backend = backends[pointer]
     event = events[event_pointer]
-    event.stream = backend.device.link.stream
-    event.read = backend.last_read
-    event.reply = event.stream.last_ticket()
+    event.backend = backend
+    event.reads = list(backend.reads)
+    event.reply = backend.device.link.stream.last_ticket()
 
 
 def event_wait(pointer: int, event_pointer: int) -> None:
     stream = backends[pointer].device.link.stream
     event = events[event_pointer]
+    source = event.backend.device.link.stream if event.backend is not None else stream
     # one stream is in order by itself
-    if event.stream is not None and event.stream is not stream and event.reply is not None:
-        event.stream.flush()
+    if source is not stream and event.reply is not None:
+        source.flush()
         stream.hold_until(event.reply)
 
 
@@ -159,9 +166,9 @@ def event_free(device_pointer: int, event_pointer: int) -> None:
 
 def event_synchronize(device_pointer: int, event_pointer: int) -> None:
     event = events[event_pointer]
-    if event.read is not None:
-        event.read.settle()
-        event.read = None
+    if event.backend is not None:
+        event.backend.settle(event.reads)
+        event.reads = []
 
 
 def _storage(tensor: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from caravan import interrupt
 from caravan.backend import callbacks
 from caravan.backend.tensor import BUFFER_AT, RemoteTensor
 from caravan.engine import layouts
@@ -136,7 +137,7 @@ def get_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> 
     ticket = buffer.device.link.get_tensor(
         RemoteTensor(tensor, buffer.handle), offset, size, target
     )
-    ticket.settle()
+    ticket.settle(interrupt.pending)
 
 
 def cpy_tensor(pointer: int, src: int, dst: int) -> bool:

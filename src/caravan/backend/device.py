@@ -51,7 +51,7 @@ class RemoteDevice:
         self.c_name = callbacks.keep(ctypes.create_string_buffer(name.encode()))
         self.c_description = callbacks.keep(ctypes.create_string_buffer(endpoint.encode()))
         self.c_buffer_type_name = callbacks.keep(
-            ctypes.create_string_buffer(f"{name}[{endpoint}]".encode())
+            ctypes.create_string_buffer(f"RPC{link.index}[{endpoint}]".encode())
         )
         link.stream.device = name
         structs = plugin.new_device(self)

@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
 
-def _print_version(ctx: click.Context, option: click.Parameter, wanted: bool) -> None:
+def print_version(ctx: click.Context, option: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
     from importlib import metadata
@@ -98,7 +98,7 @@ def _engine_version() -> str:
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_print_version,
+    callback=print_version,
     help="Print the versions of caravan and of its engine.",
 )
 def cli() -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from caravan.engine import layouts, log
+from caravan.engine import layouts, log, verify
 from caravan.engine.ggml import Ggml
 from caravan.engine.llama import Llama
 from caravan.errors import AbiMismatch, EngineNotFound
@@ -128,13 +128,18 @@ def _part(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _mapped() -> _Candidate | None:
-    """The engine that this process has loaded already, if it has one."""
+def _mapped_files() -> list[Path]:
+    """The files in this process's memory; none where the system does not tell."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
-        return None
-    files = dict.fromkeys(Path(line.split(maxsplit=5)[5]) for line in lines if "/" in line)
+        return []
+    return list(dict.fromkeys(Path(line.split(maxsplit=5)[5]) for line in lines if "/" in line))
+
+
+def _mapped() -> _Candidate | None:
+    """The engine that this process has loaded already, if it has one."""
+    files = _mapped_files()
     single = [f for f in files if f.name.startswith(f"{_WHEEL}.") and _SUFFIX in f.name]
     if single:
         return _Candidate([single[0]], single[0])
@@ -142,6 +147,15 @@ def _mapped() -> _Candidate | None:
     if any(f.name.startswith("libllama.") for f in parts):
         return _Candidate(parts, parts[-1].parent)
     return None
+
+
+def _check_one_copy(candidate: _Candidate) -> None:
+    """Two copies of ggml would have a registry each: the one we add to, and the one llama reads."""
+    for file in candidate.files:
+        stem = file.name.split(".")[0]
+        copies = [f for f in _mapped_files() if f.name.split(".")[0] == stem]
+        if len(copies) > 1:
+            raise EngineNotFound(f"{stem} is loaded twice: {', '.join(map(str, copies))}")
 
 
 def _wheel() -> _Candidate | None:
@@ -184,5 +198,7 @@ def load() -> Engine:
             if ctypes.sizeof(ctypes.c_void_p) != 8:
                 raise AbiMismatch("Caravan needs a 64-bit Python")
             engine = Engine([_open(file) for file in candidate.files], candidate.path)
+            _check_one_copy(candidate)
+            verify.check(engine)
             _engine = engine
         return _engine

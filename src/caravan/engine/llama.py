@@ -147,6 +147,7 @@ _TABLE: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "model_n_params": (_U64, (_P,)),
     "model_n_layer": (_I32, (_P,)),
     "model_n_layer_nextn": (_I32, (_P,)),
+    "model_is_recurrent": (_BOOL, (_P,)),
     "model_n_embd": (_I32, (_P,)),
     "model_n_ctx_train": (_I32, (_P,)),
     "model_has_encoder": (_BOOL, (_P,)),

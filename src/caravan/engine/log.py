@@ -6,6 +6,8 @@ error lines, which say why a model or a context was refused.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import sys
 from collections import deque
 from typing import Any
@@ -38,8 +40,16 @@ _callback = LogCallback(_on_line)
 
 
 def install(llama: Any) -> None:
-    """Send llama's and ggml's log lines here."""
+    """Send llama's and ggml's log lines here, for as long as Python can take them."""
     llama.log_set(_callback, None)
+    atexit.register(_uninstall, llama)
+
+
+def _uninstall(llama: Any) -> None:
+    # The engine's own destructors may log after the interpreter is gone: they get a native function
+    # that ignores its arguments and does nothing.
+    nothing = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p)
+    llama.log_set(nothing, None)
 
 
 def set_verbose(on: bool) -> None:

@@ -1,9 +1,15 @@
-"""Models and contexts of the engine, sampling and generation, on the CPU or over devices."""
+"""Models, contexts, sampling and generation: the engine as Python objects.
 
-from caravan.llm.context import Context, ContextParams, math_cores
+Called by the commands, the bench and users. Takes devices that it does not know the inside of; the
+workers' come from `caravan.backend`.
+"""
+
+from caravan.llm.context import Context
+from caravan.llm.cores import physical_cores
 from caravan.llm.devices import EngineDevice, LocalDevice, local_devices
-from caravan.llm.generate import GenerationStats, generate
-from caravan.llm.model import Model, ModelParams
+from caravan.llm.generation import GenerationStats, generate
+from caravan.llm.model import Model
+from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.sampling import Sampler, SamplingParams
 
 __all__ = [
@@ -18,5 +24,5 @@ __all__ = [
     "SamplingParams",
     "generate",
     "local_devices",
-    "math_cores",
+    "physical_cores",
 ]

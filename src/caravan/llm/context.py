@@ -1,92 +1,100 @@
-"""`Context`: a conversation with a model: its KV cache, batches in, logits out."""
+"""`Context`: the memory of one conversation with a model, and the decoding of tokens into it.
+
+Owns a llama_context and looks after every device whenever the engine has returned, since the loss
+of a worker may be silent in C. One thread at a time; several contexts may run on several threads.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import os
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Literal, NoReturn
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from caravan import engine, interrupt
-from caravan.engine import layouts
 from caravan.engine.llama import Batch
-from caravan.errors import AllocationError, ContextError, DecodeError, UsageError
+from caravan.errors import ContextError, DecodeError, UsageError
+from caravan.llm import orphans
+from caravan.llm.devices import check_all
 from caravan.llm.model import Model
+from caravan.llm.params import ContextParams, c_context_params
+from caravan.llm.refusal import Refusals, reason
 
-FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
+_SEQUENCE = 0
 
-
-@dataclass(frozen=True, slots=True)
-class ContextParams:
-    """The shape of a context; the defaults are llama.cpp's.
-
-    Attributes:
-        n_ctx: tokens that fit; 0: as many as the model was trained with.
-        n_batch: tokens a call of the engine; n_ubatch: tokens a step of the pipeline.
-        n_seq_max: sequences side by side.
-        n_threads, n_threads_batch: of the head's CPU; 0: one a physical core.
-        type_k, type_v: of the KV cache, see CACHE_TYPES.
-        flash_attn: auto, on, off.
-        offload_kqv: KV cache on the devices.
-        embeddings: give embeddings instead of logits.
-        op_offload: let devices compute for weights that stay on the host.
-        outputs_all: room for logits of every token of a micro-batch, not just one.
-    """
-
-    n_ctx: int = 0
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_seq_max: int = 1
-    n_threads: int = 0
-    n_threads_batch: int = 0
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attn: str = "auto"
-    offload_kqv: bool = True
-    embeddings: bool = False
-    op_offload: bool = True
-    outputs_all: bool = False
+Outputs = Literal["last", "all", "none"]
 
 
 class Context:
-    """A context on a model, which must outlive it.
-
-    Raises ContextError when the engine cannot make it (often: a device has no room), WorkerLost
-    when a device is lost.
+    """A conversation. Use it as a context manager, or `close` it; closing its model does so too.
 
     Attributes:
-        n_past: tokens in the cache.
+        model, params: as given.
+        n_ctx: tokens it can hold.
+        n_batch: most tokens the engine takes in one call; `decode` splits longer ones itself.
+        n_past: tokens it holds.
+        handle: address of the llama_context; 0 once closed.
     """
 
     def __init__(self, model: Model, params: ContextParams | None = None) -> None:
-        self._handle = 0
+        """Allocate it on all devices of the model; blocks.
+
+        Raises ContextError (most often a device has no room for it) and WorkerLost.
+        """
+        self.handle = 0
         self.model = model
         self.params = params or ContextParams()
-        self.n_past = 0
         self._llama = engine.load().llama
-        c_params = self._c_params()
-        engine.forget_errors()
-        with interrupt.deferred():
-            handle = self._llama.init_from_model(model.handle, c_params)
+        model.require_open()
+        if model.params.vocab_only:
+            raise ContextError(f"{model.path}: only the vocabulary was loaded")
+        try:
+            with interrupt.deferred():
+                self.handle = self._make()
+        except BaseException:
+            self.close()
+            raise
+        model.contexts.add(self)
+        self.n_ctx: int = self._llama.n_ctx_seq(self.handle)
+        self._memory: int | None = self._llama.get_memory(self.handle)
+        self.n_batch: int = self._largest_call()
+        self.n_past = 0
+        self._tokens = np.zeros(self.n_batch, np.int32)
+        self._positions = np.zeros(self.n_batch, np.int32)
+        self._outputs = np.zeros(self.n_batch, np.int8)
+        self._batch = Batch(
+            token=self._tokens.ctypes.data,
+            pos=self._positions.ctypes.data,
+            logits=self._outputs.ctypes.data,
+        )
+
+    def _make(self) -> int:
+        orphans.free_all()
+        check_all(self.model.devices)
+        refusals = Refusals(self.model.devices)
+        handle: int = (
+            self._llama.init_from_model(self.model.handle, c_context_params(self.params)) or 0
+        )
         if not handle:
-            model.check()
-            raise ContextError(f"cannot make a context: {self._why()}")
-        self._handle = handle
-        self.check()
-        self._memory = self._llama.get_memory(handle)
-        self.n_ctx: int = self._llama.n_ctx(handle)
-        self.n_batch: int = self._llama.n_batch(handle)
-        self.n_ubatch: int = self._llama.n_ubatch(handle)
+            cause = refusals.cause()
+            raise ContextError(
+                f"no context of {self.params.n_ctx or self.model.n_ctx_train} tokens:"
+                f" {cause or reason('the engine refuses it')}"
+            ) from cause
+        return handle
+
+    def _largest_call(self) -> int:
+        # without causal attention the engine computes all of a call at once, or ends the process
+        whole = self._memory is None or not self._llama.get_causal_attn(self.handle)
+        size: int = (self._llama.n_ubatch if whole else self._llama.n_batch)(self.handle)
+        return size
 
     def __repr__(self) -> str:
-        state = f"{self.n_past} of {self.n_ctx} tokens" if self._handle else "closed"
+        state = f"{self.n_past} of {self.n_ctx} tokens" if self.handle else "closed"
         return f"<Context of {self.model.path.name}: {state}>"
 
     def __enter__(self) -> Context:
@@ -94,182 +102,173 @@ class Context:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if getattr(self, "handle", 0) and not sys.is_finalizing():
+            orphans.leave(self._llama.free, self.handle)
 
     def close(self) -> None:
-        """Free the cache and the compute buffers, on workers too. Idempotent."""
-        handle, self._handle = getattr(self, "_handle", 0), 0
+        """Free it. Does nothing the second time."""
+        handle, self.handle = self.handle, 0
         if handle:
+            self.model.contexts.discard(self)
             self._llama.free(handle)
 
-    @property
-    def handle(self) -> int:
-        """Address of the llama_context; raises ContextError once it is closed."""
-        if not self._handle:
+    def require_open(self) -> int:
+        """The handle; raises ContextError once the context is closed."""
+        if not self.handle:
             raise ContextError("the context is closed")
-        return self._handle
+        return self.handle
 
-    def check(self) -> None:
-        """Raises WorkerLost when a device of the model is lost."""
-        self.model.check()
+    @property
+    def room(self) -> int:
+        """How many more tokens it can hold."""
+        # a recurrent model keeps a state of one size, whatever it has read
+        return (1 << 31) - 1 if self.model.is_recurrent else self.n_ctx - self.n_past
 
-    def decode(self, tokens: Sequence[int], *, logits: str = "last") -> None:
-        """Process `tokens` after what is in the cache, `n_batch` at a time.
+    def decode(
+        self, tokens: Sequence[int], *, pos0: int | None = None, logits: Outputs = "last"
+    ) -> None:
+        """Read tokens, after those it holds already.
+
+        With workers it may return before they have computed all; `synchronize`, or the call that
+        reads the logits, waits.
 
         Args:
-            logits: `last` keeps the last token's, `all` those of every token of the last batch.
+            tokens: of any number.
+            pos0: how many of the tokens it holds are to be kept; None for all.
+            logits: for which of these tokens to compute logits; `all` only up to `n_batch` tokens.
 
-        Returns as soon as the work is queued where devices allow it. Raises DecodeError when the
-        engine refuses (no room in the cache, a token that does not exist), WorkerLost when a
-        device fails; the cache is then not to be used any more.
+        Raises DecodeError, WorkerLost and, after Ctrl-C, KeyboardInterrupt; `n_past` then tells
+        what was kept.
         """
-        if not tokens:
-            raise DecodeError("no token to process")
-        if logits not in ("last", "all"):
-            raise UsageError(f"logits={logits!r}: expected 'last' or 'all'")
-        if self.n_past + len(tokens) > self.n_ctx:
+        self.require_open()
+        if pos0 is not None:
+            self.rewind(pos0)
+        values = self._checked(tokens, logits)
+        with interrupt.deferred():
+            for start in range(0, len(values), self.n_batch):
+                if interrupt.pending():
+                    return  # `deferred` raises
+                part = values[start : start + self.n_batch]
+                last = start + len(part) == len(values)
+                self._decode(part, logits if last else "none")
+
+    def decode_one(self, token: int) -> None:
+        """Read one token, and compute its logits."""
+        self.decode((token,))
+
+    def _checked(self, tokens: Sequence[int], logits: Outputs) -> NDArray[np.int64]:
+        values = np.asarray(tokens, np.int64)
+        count = len(values)
+        if logits == "all" and count > self.n_batch:
+            raise UsageError(f"logits of {count} tokens at once; n_batch is {self.n_batch}")
+        if count and not (values.min() >= 0 and values.max() < self.model.n_vocab):
+            raise DecodeError(f"a token is not in the vocabulary of {self.model.n_vocab}")
+        if count > self.room:
             raise DecodeError(
-                f"{len(tokens)} tokens after {self.n_past} do not fit a context of {self.n_ctx}"
+                f"{count} more tokens do not fit: the context holds {self.n_past} of {self.n_ctx}"
             )
-        self._check_tokens(tokens)
-        for start in range(0, len(tokens), self.n_batch):
-            self._decode_batch(tokens[start : start + self.n_batch], logits == "all")
+        if self._memory is None and count > self.n_batch:
+            raise DecodeError(f"this model reads at most {self.n_batch} tokens (n_ubatch)")
+        return values
 
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
-        low, high = min(tokens), max(tokens)
-        if low < 0 or high >= self.model.n_vocab:
-            bad = low if low < 0 else high
-            raise DecodeError(f"token {bad} is not in the vocabulary of {self.model.n_vocab}")
+    def _decode(self, part: NDArray[np.int64], logits: Outputs) -> None:
+        count = len(part)
+        self._tokens[:count] = part
+        self._positions[:count] = range(self.n_past, self.n_past + count)
+        self._outputs[:count] = logits == "all"
+        self._outputs[count - 1] = logits != "none"
+        self._batch.n_tokens = count
+        status = self._llama.decode(self.handle, self._batch)
+        if status:
+            self._failed(status)
+        if self._memory is not None:
+            self.n_past += count
+        for device in self.model.devices:
+            device.check()
 
-    def _decode_batch(self, tokens: Sequence[int], every: bool) -> None:
-        count = len(tokens)
-        ids = (ctypes.c_int32 * count)(*tokens)
-        wanted = (ctypes.c_int8 * count)(*([1] * count)) if every else None
-        batch = Batch(
-            n_tokens=count,
-            token=ctypes.addressof(ids),
-            logits=ctypes.addressof(wanted) if wanted is not None else None,
-        )
-        engine.forget_errors()
-        with interrupt.deferred():
-            status = self._llama.decode(self.handle, batch)
-        self.check()
-        if status != 0:
-            raise DecodeError(f"the engine could not process {count} tokens: {self._why(status)}")
-        self.n_past += count
+    def _failed(self, status: int) -> NoReturn:
+        self._see_past()
+        check_all(self.model.devices)
+        words = {
+            1: "no room in the context's memory",
+            2: "stopped",
+            -1: "the engine refuses the batch",
+        }
+        raise DecodeError(f"decoding failed: {words.get(status) or reason(f'status {status}')}")
 
-    def encode(self, tokens: Sequence[int]) -> None:
-        """Run the encoder of a model that has one over `tokens` (one batch)."""
-        self._check_tokens(tokens)
-        ids = (ctypes.c_int32 * len(tokens))(*tokens)
-        batch = Batch(n_tokens=len(tokens), token=ctypes.addressof(ids))
-        with interrupt.deferred():
-            status = self._llama.encode(self.handle, batch)
-        self.check()
-        if status != 0:
-            raise DecodeError(f"the engine could not encode: {self._why(status)}")
+    def _see_past(self) -> None:
+        if self._memory is not None:
+            self.n_past = self._llama.memory_seq_pos_max(self._memory, _SEQUENCE) + 1
 
-    def synchronize(self) -> None:
-        """Wait until every result that was asked for has arrived."""
-        with interrupt.deferred():
-            self._llama.synchronize(self.handle)
-        self.check()
+    def rewind(self, n_past: int) -> None:
+        """Forget all but the first `n_past` tokens.
 
-    def logits(self, index: int = -1) -> npt.NDArray[np.float32]:
-        """A copy of the logits, (n_vocab,), of an output by number, or counted from the end."""
-        self.synchronize()
-        pointer = self._llama.get_logits_ith(self.handle, index)
-        if not pointer:
-            raise DecodeError(f"there are no logits {index}")
-        return np.frombuffer(ctypes.string_at(pointer, 4 * self.model.n_vocab), np.float32)
+        Raises DecodeError when it holds fewer, or when the model cannot go back that far.
+        """
+        self.require_open()
+        if not 0 <= n_past <= self.n_past:
+            raise DecodeError(f"cannot go to token {n_past}: the context holds {self.n_past}")
+        if n_past == self.n_past:
+            return
+        if not self._llama.memory_seq_rm(self._memory, _SEQUENCE, n_past, -1):
+            raise DecodeError(f"this model cannot go back to token {n_past}")
+        self.n_past = n_past
 
     def clear(self) -> None:
-        """Forget everything; what devices still compute is waited for where it must be."""
-        with interrupt.deferred():
+        """Forget everything."""
+        self.require_open()
+        if self._memory is not None:
             self._llama.memory_clear(self._memory, False)
-        self.check()
         self.n_past = 0
 
-    def truncate(self, n_past: int) -> None:
-        """Keep the first `n_past` tokens; raises ContextError where the cache cannot."""
-        if not self._llama.memory_seq_rm(self._memory, 0, n_past, -1):
-            raise ContextError(f"this model's cache cannot go back to {n_past} tokens")
-        self.n_past = n_past
+    def synchronize(self) -> None:
+        """Wait until everything is computed; raises WorkerLost if a device was lost meanwhile."""
+        with interrupt.deferred():
+            self._llama.synchronize(self.require_open())
+        check_all(self.model.devices)
+
+    def require_logits(self, i: int = -1) -> int:
+        """Address of the logits that `logits` would copy; valid until the next call."""
+        self.synchronize()
+        engine.forget_errors()
+        address: int | None = self._llama.get_logits_ith(self.handle, i)
+        if not address:
+            raise DecodeError(f"no logits of token {i}: they were not asked for")
+        return address
+
+    def logits(self, i: int = -1) -> NDArray[np.float32]:
+        """A copy of the logits of token `i` of the last engine call, or counted from the end of
+        those that have logits. Waits; raises DecodeError when there are none, and WorkerLost."""
+        address = self.require_logits(i)
+        values = (ctypes.c_float * self.model.n_vocab).from_address(address)
+        return np.array(values, np.float32)
 
     def save_state(self) -> bytes:
-        """Sequence 0's part of the cache, for `load_state` of an equal context."""
-        size = self._llama.state_seq_get_size(self.handle, 0)
-        data = ctypes.create_string_buffer(size)
-        got = self._llama.state_seq_get_data(self.handle, ctypes.addressof(data), size, 0)
-        self.check()
-        if got == 0:
-            raise ContextError("the engine cannot save this context's state")
-        return data.raw[:got]
+        """All that it holds, for `restore_state` of a context of the same model and formats."""
+        handle = self.require_open()
+        self.synchronize()
+        buffer = bytearray(self._llama.state_seq_get_size(handle, _SEQUENCE))
+        place = (ctypes.c_char * len(buffer)).from_buffer(buffer)
+        size = self._llama.state_seq_get_data(handle, place, len(buffer), _SEQUENCE)
+        check_all(self.model.devices)
+        if not size:
+            raise DecodeError(f"cannot save the state: {reason('the engine refuses')}")
+        return bytes(memoryview(buffer)[:size])
 
-    def load_state(self, state: bytes, n_past: int) -> None:
-        """Put back what `save_state` gave when the cache held `n_past` tokens."""
-        got = self._llama.state_seq_set_data(
-            self.handle, ctypes.cast(ctypes.c_char_p(state), ctypes.c_void_p), len(state), 0
-        )
-        self.check()
-        if got != len(state):
-            raise ContextError("the engine cannot load this state")
-        self.n_past = n_past
-
-    def _c_params(self) -> Any:
-        params, c = self.params, self._llama.context_default_params()
-        threads = params.n_threads or math_cores()
-        c.n_ctx = params.n_ctx
-        c.n_batch = params.n_batch
-        c.n_ubatch = params.n_ubatch
-        c.n_seq_max = params.n_seq_max
-        c.n_outputs_max_per_seq = 0 if params.outputs_all else 1
-        c.n_threads = threads
-        c.n_threads_batch = params.n_threads_batch or threads
-        c.type_k = cache_type(params.type_k)
-        c.type_v = cache_type(params.type_v)
-        if params.flash_attn not in FLASH_ATTN:
-            raise UsageError(f"flash_attn={params.flash_attn!r}: expected auto, on or off")
-        c.flash_attn_type = FLASH_ATTN[params.flash_attn]
-        c.offload_kqv = params.offload_kqv
-        c.embeddings = params.embeddings
-        c.op_offload = params.op_offload
-        return c
-
-    def _why(self, status: int = 0) -> str:
-        for device in self.model.devices:
-            error = getattr(device, "allocation_error", None)
-            if isinstance(error, AllocationError):
-                return f"{device.name}: {error}"
-        lines = engine.recent_errors()
-        return lines[-1] if lines else f"the engine gives no reason (status {status})"
-
-
-def cache_type(name: str) -> int:
-    """ggml's number of a KV cache type."""
-    if name not in CACHE_TYPES:
-        raise UsageError(f"unknown cache type {name!r}; there are {', '.join(CACHE_TYPES)}")
-    return layouts.TYPE_NUMBERS[name]
-
-
-def math_cores() -> int:
-    """Physical cores that this process may use: more threads than that slow the kernels down."""
-    try:
-        usable = os.sched_getaffinity(0)
-    except AttributeError:
-        return max(1, (os.cpu_count() or 2) // 2)
-    siblings = set()
-    for cpu in usable:
-        file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        try:
-            siblings.add(file.read_text().strip())
-        except OSError:
-            siblings.add(str(cpu))
-    return max(1, len(siblings))
+    def restore_state(self, state: bytes) -> bool:
+        """Hold what was saved; False, and empty, where the engine does not accept it."""
+        handle = self.require_open()
+        engine.forget_errors()
+        size = self._llama.state_seq_set_data(handle, state, len(state), _SEQUENCE)
+        check_all(self.model.devices)
+        if not size:
+            self.clear()
+        self._see_past()
+        return bool(size)

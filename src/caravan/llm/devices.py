@@ -1,58 +1,79 @@
-"""Devices that a model can be put on: what the llm floor needs of one, and the engine's own."""
+"""What the engine can compute on besides its CPU: the shape of a device, and the engine's own.
+
+`EngineDevice` is what a model wants of a device; the workers' devices in `backend` have that shape
+without importing it. Knows nothing of workers.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from caravan import engine
-from caravan.engine import layouts
+from caravan.engine.layouts import DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU
+from caravan.errors import CaravanError
+
+_WORKERS = "RPC"  # the registry of the workers' devices, which are GPUs to the engine
 
 
 class EngineDevice(Protocol):
-    """A device of the loaded engine, local or remote."""
+    """A ggml device.
+
+    Attributes:
+        handle: address of its ggml_backend_device.
+        name: as in `RPC0` or `CUDA0`.
+        allocation_error: why the newest refused allocation was refused, where that is known.
+    """
 
     @property
-    def handle(self) -> int:
-        """Address of its ggml_backend_device."""
+    def handle(self) -> int: ...
 
     @property
-    def name(self) -> str:
-        """Such as `RPC0` or `CUDA0`."""
+    def name(self) -> str: ...
 
     @property
-    def description(self) -> str:
-        """Text for people."""
+    def description(self) -> str: ...
+
+    @property
+    def allocation_error(self) -> CaravanError | None: ...
 
     def memory(self) -> tuple[int, int]:
-        """Free and total bytes."""
+        """Free and total bytes; (0, 0) where the device does not say."""
 
     def check(self) -> None:
         """Raises WorkerLost once the device is lost."""
 
 
+@dataclass(frozen=True, slots=True)
 class LocalDevice:
-    """A device of this machine."""
+    """A device of the engine itself, on this machine."""
 
-    def __init__(self, handle: int) -> None:
-        ggml = engine.load().ggml
-        self.handle = handle
-        self.name: str = ggml.dev_name(handle).decode()
-        self.description: str = ggml.dev_description(handle).decode("utf-8", "replace")
-        self.type: int = ggml.dev_type(handle)
-
-    def __repr__(self) -> str:
-        return f"<LocalDevice {self.name}: {self.description}>"
+    handle: int
+    name: str
+    description: str
+    allocation_error: CaravanError | None = None
 
     def memory(self) -> tuple[int, int]:
-        return engine.load().ggml.dev_memory(self.handle)
+        free, total = engine.load().ggml.dev_memory(self.handle)
+        return free, total
 
     def check(self) -> None:
-        return
+        """Never lost: it shares this process's fate."""
 
 
 def local_devices() -> list[LocalDevice]:
-    """The engine's own GPUs (integrated ones too); the CPU, which always takes part, is not one."""
+    """The engine's own GPUs, integrated ones too; empty for an engine that has the CPU only."""
     ggml = engine.load().ggml
-    devices = [LocalDevice(ggml.dev_get(index)) for index in range(ggml.dev_count())]
-    gpus = (layouts.DEVICE_TYPE_GPU, layouts.DEVICE_TYPE_IGPU)
-    return [device for device in devices if device.type in gpus]
+    found = []
+    for handle in map(ggml.dev_get, range(ggml.dev_count())):
+        kind, registry = ggml.dev_type(handle), ggml.reg_name(ggml.dev_backend_reg(handle))
+        if kind in (DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU) and registry != _WORKERS.encode():
+            name, about = ggml.dev_name(handle), ggml.dev_description(handle)
+            found.append(LocalDevice(handle, name.decode(), about.decode("utf-8", "replace")))
+    return found
+
+
+def check_all(devices: tuple[EngineDevice, ...]) -> None:
+    """Raises WorkerLost if one of them is lost."""
+    for device in devices:
+        device.check()

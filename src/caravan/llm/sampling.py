@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from caravan import engine
+from caravan.errors import UsageError
 from caravan.llm.context import Context
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling values; the defaults are llama-cli's.
+    """Sampling values; the defaults are llama-cli's. Raises UsageError for an impossible one.
 
     Attributes:
         temp: temperature; 0 always takes the most likely token.
@@ -30,45 +34,82 @@ class SamplingParams:
     repeat_last_n: int = 64
     seed: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("temp", "top_p", "min_p", "repeat_penalty"):
+            value = getattr(self, name)
+            # written so that "not a number" fails too
+            if not 0 <= value < math.inf:
+                raise UsageError(f"{name} {value} is not a number from 0 up")
+        if self.repeat_penalty == 0:
+            raise UsageError("repeat_penalty 0 would divide by 0; 1 switches it off")
+        for name in ("top_k", "repeat_last_n"):
+            if not 0 <= getattr(self, name) < 1 << 31:
+                raise UsageError(f"{name} {getattr(self, name)} is not a count")
+
 
 class Sampler:
-    """A sampler chain; owns its C object."""
+    """A sampler chain. Use it as a context manager, or `close` it.
 
-    def __init__(self, params: SamplingParams) -> None:
-        self._llama = engine.load().llama
-        self._chain = self._llama.sampler_chain_init(self._llama.sampler_chain_default_params())
+    Attributes:
+        seed: of the random choice, also where none was given.
+    """
+
+    def __init__(self, params: SamplingParams, n_vocab: int) -> None:
+        self._llama = llama = engine.load().llama
+        given = secrets.randbits(31) if params.seed is None else params.seed
+        self.seed = given & 0xFFFFFFFF
+        self._history = params.repeat_last_n if params.repeat_penalty != 1.0 else 0
+        self._chain: int = llama.sampler_chain_init(llama.sampler_chain_default_params())
+        for sampler in self._samplers(params, n_vocab):
+            llama.sampler_chain_add(self._chain, sampler)
+
+    def _samplers(self, params: SamplingParams, n_vocab: int) -> list[int]:
         llama = self._llama
-        if params.repeat_penalty != 1.0:
-            self._add(
-                llama.sampler_init_penalties(params.repeat_last_n, params.repeat_penalty, 0.0, 0.0)
+        samplers = []
+        if self._history:
+            samplers.append(
+                llama.sampler_init_penalties(
+                    n_vocab, self._history, params.repeat_penalty, 0.0, 0.0
+                )
             )
-        if params.temp <= 0:
-            self._add(llama.sampler_init_greedy())
-            return
-        self._add(llama.sampler_init_top_k(params.top_k))
-        self._add(llama.sampler_init_top_p(params.top_p, 1))
-        self._add(llama.sampler_init_min_p(params.min_p, 1))
-        self._add(llama.sampler_init_temp(params.temp))
-        seed = secrets.randbits(32) if params.seed is None else params.seed & 0xFFFFFFFF
-        self._add(llama.sampler_init_dist(seed))
+        if params.temp == 0:
+            return [*samplers, llama.sampler_init_greedy()]
+        return [
+            *samplers,
+            llama.sampler_init_top_k(params.top_k),
+            llama.sampler_init_top_p(params.top_p, 1),
+            llama.sampler_init_min_p(params.min_p, 1),
+            llama.sampler_init_temp(params.temp),
+            llama.sampler_init_dist(self.seed),
+        ]
 
-    def _add(self, sampler: int) -> None:
-        self._llama.sampler_chain_add(self._chain, sampler)
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def sample(self, context: Context, index: int = -1) -> int:
-        """The next token after output `index`; the chain takes note of it."""
-        context.synchronize()
+        """The next token after output `index`; the chain takes note of it.
+
+        Waits for the logits; raises DecodeError when there are none, and WorkerLost.
+        """
+        # the engine ends the process where it finds no logits
+        context.require_logits(index)
         return int(self._llama.sampler_sample(self._chain, context.handle, index))
 
-    def accept(self, token: int) -> None:
-        """Take note of a token of the prompt."""
-        self._llama.sampler_accept(self._chain, token)
+    def accept(self, tokens: Iterable[int]) -> None:
+        """Take note of tokens that were not sampled, such as the prompt's."""
+        kept = list(tokens)[-self._history :] if self._history else []
+        for token in kept:
+            self._llama.sampler_accept(self._chain, token)
 
     def close(self) -> None:
-        """Free the chain. Idempotent."""
-        chain, self._chain = getattr(self, "_chain", None), None
+        """Free the chain. Does nothing the second time."""
+        chain, self._chain = self._chain, 0
         if chain:
             self._llama.sampler_free(chain)
 
     def __del__(self) -> None:
-        self.close()
+        if getattr(self, "_chain", 0) and not sys.is_finalizing():
+            self.close()

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from caravan import interrupt
 from caravan.errors import (
     CaravanError,
     ConnectionClosed,
@@ -197,8 +198,8 @@ class Stream:
     def _wait_for_room(self) -> None:
         """Bounded memory: wait, with the lock released, until the queue is short or lost."""
         self._pump()
-        while self._queued > MAX_QUEUED and self.lost is None and not self._closing:
-            self._room.wait(1.0)
+        while self._queued > MAX_QUEUED and not self._done() and not interrupt.pending():
+            self._room.wait(0.2)
 
     def _drain(self) -> None:
         """Send until the queue is empty; the caller's own thread waits for the socket."""
@@ -262,12 +263,13 @@ class Stream:
         """A ticket of another stream is done; called by that stream's receiver."""
         # That thread may hold its own stream's lock while this stream's holder waits for that one:
         # never wait here, leave it to the writer thread.
-        if self._lock.acquire(blocking=False):
-            try:
-                self._pump()
-            finally:
-                self._lock.release()
-        self._blocked.set()
+        if not self._lock.acquire(blocking=False):
+            self._blocked.set()
+            return
+        try:
+            self._pump()
+        finally:
+            self._lock.release()
 
     def _advance(self, sent: int) -> None:
         self.bytes_sent += sent
@@ -326,12 +328,15 @@ class Stream:
 
     def _read_payload(self, ticket: Ticket, size: int) -> None:
         data = b""
+        target = ticket.take_target()
         try:
-            if ticket.target is not None:
-                self._reader.read_into(ticket.target)
+            if target is not None:
+                self._reader.read_into(target)
             else:
                 data = self._reader.read(size)
         except Exception as exc:
+            if target is not None and not target.readonly:
+                target[:] = bytes(len(target))
             self._abandon(_own(exc), ticket.name, ticket)
         else:
             ticket.resolve(data)
@@ -387,9 +392,13 @@ class Stream:
         self._pinged = True
         frame = self._framing.header(Ext.PING, 0, 0)
         message = Message("PING", [frame], len(frame))
+        stuck, life = bool(self._iov), self._last_life
         self._queue.appendleft(message)
         self._queued += message.size
         self._pump()
+        if not stuck:
+            # to have asked is no sign of life
+            self._last_life = life
 
     def fail(self, cause: CaravanError, command: str) -> None:
         """Lose the stream, if it is not lost: close it and fail every ticket."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from caravan.errors import CaravanError, TransportTimeout
 
 _SLICE = 1.0
+_STOP_SLICE = 0.1
 
 
 class Ticket:
@@ -21,16 +22,17 @@ class Ticket:
     Attributes:
         name: the command, for messages.
         size: bytes that the reply must have.
-        target: where they are to go (one dimension of bytes), or None to keep them in `data`.
-        data: the reply once it is done, unless it went to `target`.
+        data: the reply once it is done, unless it went to the caller's memory.
         error: why there is no reply, once it failed.
         seq: sequence number of the request in the extension.
         fatal: whether an error reply to it loses the stream; only questions may fail on their own.
     """
 
     __slots__ = (
+        "_abandoned",
         "_lock",
         "_once",
+        "_target",
         "_waiters",
         "data",
         "done",
@@ -39,7 +41,6 @@ class Ticket:
         "name",
         "seq",
         "size",
-        "target",
     )
 
     def __init__(
@@ -47,11 +48,13 @@ class Ticket:
     ) -> None:
         self.name = name
         self.size = size
-        self.target = target
+        # whoever pops it, a receiver or a caller who gives up, is alone in touching that memory
+        self._target = [] if target is None else [target]
         self.fatal = fatal
         self.data: bytes | bytearray = b""
         self.error: CaravanError | None = None
         self.done = False
+        self._abandoned = False
         self.seq = 0
         # popping it decides, atomically, whether the receiver or a failing stream settles it
         self._once = [True]
@@ -73,9 +76,25 @@ class Ticket:
         """There will be no reply. A read into caller's memory gives zeros then."""
         if self._claim():
             self.error = error
-            if self.target is not None:
-                self.target[:] = bytes(len(self.target))
+            self.abandon()
             self._finish()
+
+    def take_target(self) -> memoryview | None:
+        """The caller's memory, for the one who fills it; None when it is to be left alone."""
+        try:
+            return self._target.pop()
+        except IndexError:
+            return None
+
+    def abandon(self) -> None:
+        """Put zeros into the caller's memory, and never write to it again.
+
+        The reply, when it comes, is kept in `data`. Without effect while it is just arriving.
+        """
+        target = self.take_target()
+        if target is not None:
+            target[:] = bytes(len(target))
+            self._abandoned = True
 
     def _claim(self) -> bool:
         try:
@@ -84,7 +103,6 @@ class Ticket:
             return False
 
     def _finish(self) -> None:
-        self.target = None
         self.done = True
         waiters, self._waiters = self._waiters, None
         self._lock.release()
@@ -118,8 +136,14 @@ class Ticket:
             raise self.error
         return self.data
 
-    def settle(self) -> None:
-        """Wait until it is done, whichever way."""
-        while not self.done:
-            if self._lock.acquire(timeout=_SLICE):
+    def settle(self, stop: Callable[[], bool] | None = None) -> None:
+        """Wait until it is done, whichever way.
+
+        Once `stop` says so, which is asked a few times a second, the wait ends early and the
+        caller's memory is left with zeros, for good.
+        """
+        while not self.done and not self._abandoned:
+            if self._lock.acquire(timeout=_SLICE if stop is None else _STOP_SLICE):
                 self._lock.release()
+            elif stop is not None and stop():
+                self.abandon()

@@ -39,7 +39,9 @@ class Endpoint:
                 raise UsageError(f"endpoint {text!r}: expected [IPV6]:PORT")
             port_text = rest[1:] if rest else ""
         elif text.count(":") > 1:
-            host, port_text = text, ""
+            if not _is_ipv6(text):
+                raise UsageError(f"endpoint {text!r}: expected HOST:PORT or [IPV6]:PORT")
+            return Endpoint(text, default_port)
         else:
             host, _, port_text = text.partition(":")
         if not host or any(c.isspace() for c in host):
@@ -47,12 +49,18 @@ class Endpoint:
         return Endpoint(host, _port(text, port_text, default_port))
 
 
+def _is_ipv6(text: str) -> bool:
+    return set(text.partition("%")[0]) <= set("0123456789abcdefABCDEF:.")
+
+
 def _port(text: str, port_text: str, default_port: int) -> int:
     if not port_text:
         if text.endswith(":"):
             raise UsageError(f"endpoint {text!r} names no port after ':'")
         return default_port
-    if not (port_text.isascii() and port_text.isdigit() and 0 < int(port_text) < 65536):
+    # the length first: int() refuses very long digits with an error of its own
+    digits = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
+    if not (digits and 0 < int(port_text) < 65536):
         raise UsageError(f"endpoint {text!r}: port {port_text!r} is not in 1..65535")
     return int(port_text)
 

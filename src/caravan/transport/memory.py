@@ -33,6 +33,7 @@ class MemoryTransport:
         self._incoming = incoming
         self._outgoing = outgoing
         self._peer = peer
+        self._closed = False
 
     @property
     def peer(self) -> str:
@@ -73,6 +74,8 @@ class MemoryTransport:
         pipe = self._incoming
         with pipe.changed:
             pipe.changed.wait_for(lambda: pipe.data or pipe.closed)
+            if self._closed:
+                raise ConnectionClosed("the connection was closed")
             if not pipe.data:
                 raise ConnectionClosed("the connection was closed by the other end")
             count = min(len(buffer), len(pipe.data))
@@ -82,6 +85,7 @@ class MemoryTransport:
             return count
 
     def close(self) -> None:
+        self._closed = True
         for pipe in (self._incoming, self._outgoing):
             with pipe.changed:
                 pipe.closed = True

@@ -10,6 +10,7 @@ import contextlib
 import select
 import socket
 import threading
+import time
 from collections.abc import Sequence
 
 from caravan.errors import ConnectError, ConnectionClosed, TransportTimeout
@@ -28,6 +29,7 @@ class SocketTransport:
         self._sock = sock
         self._peer = peer
         self._closed = False
+        self._deadline: float | None = None
         self._close_lock = threading.Lock()
         sock.settimeout(None)
         _tune(sock)
@@ -60,6 +62,11 @@ class SocketTransport:
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
+            if self._deadline is not None:
+                left = self._deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                self._sock.settimeout(left)
             count = self._sock.recv_into(buffer)
         except TimeoutError as exc:
             raise TransportTimeout("no answer in time") from exc
@@ -70,7 +77,8 @@ class SocketTransport:
         return count
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Bound every `recv_into` from now on (None: wait for ever); for handshakes."""
+        """Bound all `recv_into` from now on together (None: wait for ever); for handshakes."""
+        self._deadline = None if seconds is None else time.monotonic() + seconds
         self._sock.settimeout(seconds)
 
     def close(self) -> None:
@@ -106,16 +114,25 @@ def connect(endpoint: Endpoint, timeout: float) -> SocketTransport:
     """A connection to `endpoint`; raises ConnectError within about `timeout` seconds."""
     try:
         if endpoint.path:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.settimeout(timeout)
-            sock.connect(endpoint.path)
+            sock = _connect_unix(endpoint.path, timeout)
         else:
             sock = socket.create_connection((endpoint.host, endpoint.port), timeout)
     except socket.gaierror as exc:
         raise ConnectError(f"cannot connect to {endpoint}: unknown host {endpoint.host!r}") from exc
     except TimeoutError as exc:
         raise ConnectError(f"cannot connect to {endpoint}: no answer within {timeout:g} s") from exc
-    except (OSError, UnicodeError) as exc:
-        reason = _reason(exc) if isinstance(exc, OSError) else "not a host name"
+    except (OSError, ValueError) as exc:  # a name with NUL or an overlong label
+        reason = _reason(exc) if isinstance(exc, OSError) else "not a name"
         raise ConnectError(f"cannot connect to {endpoint}: {reason}") from exc
     return SocketTransport(sock, str(endpoint))
+
+
+def _connect_unix(path: str, timeout: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -94,6 +94,7 @@ class Ext(IntEnum):
     INIT_TENSOR = 77
     ALLOC_SIZE = 78
     FENCE = 79
+    SET_MANY = 80
 
 
 HELLO_REPLY = Layout(
@@ -106,6 +107,7 @@ U32 = Layout((("value", "I"),), 4)
 U64 = Layout((("value", "Q"),), 8)
 MEMORY_REPLY = Layout((("free", "Q"), ("total", "Q")), 16)
 RECOMPUTE_8 = Layout((("device", "I"), ("uid", "Q")), 12)
+SET_ENTRY = Layout((("address", "Q"), ("size", "Q")), 16)
 GRAPH_HEAD_7 = Layout((("device", "I"), ("n_nodes", "I")), 8)
 GRAPH_HEAD_8 = Layout((("device", "I"), ("uid", "Q"), ("n_nodes", "I")), 16)
 
@@ -239,6 +241,8 @@ EXT: dict[int, Command] = {
         Command(Ext.INIT_TENSOR, "INIT_TENSOR", EMPTY, tail=True),
         Command(Ext.ALLOC_SIZE, "ALLOC_SIZE", EMPTY, tail=True, reply=U64),
         Command(Ext.FENCE, "FENCE", EMPTY, reply=EMPTY),
+        # after the count: so many SET_ENTRY, then their bytes one after the other
+        Command(Ext.SET_MANY, "SET_MANY", Layout((("count", "I"),), 4), tail=True),
     )
 }
 

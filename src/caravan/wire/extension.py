@@ -25,9 +25,13 @@ FRAME = Layout(
 
 MAX_JSON = 1 << 20
 MAX_ERROR_TEXT = 4096
+_MAX_TEXT = 256
 
 # Graphs that both ends keep for each device, least recently used first out, counted alike.
 GRAPH_LRU = 64
+
+# Payload of one SET_MANY at most; what is bigger goes in a SET of its own.
+MAX_SET_MANY = 1 << 20
 
 # A buffer with handle h answers with base h << ADDRESS_SHIFT: addresses on the wire never are the
 # worker's own, and handle and offset can be read off any of them.
@@ -134,6 +138,7 @@ def decode_session_reply(data: bytes) -> SessionReply:
         raise RemoteProtocolError("SESSION reply without devices or ops")
     if not all(isinstance(op, str) for op in ops):
         raise RemoteProtocolError("SESSION reply with op names that are no text")
+    obj["ops"] = [_printable(op[:_MAX_TEXT]) for op in ops]
     obj["devices"] = [_build(DeviceInfo, device) for device in devices]
     reply = _build(SessionReply, obj)
     for device in reply.devices:
@@ -147,7 +152,11 @@ def decode_session_reply(data: bytes) -> SessionReply:
 def error_text(data: bytes) -> str:
     """The text of an error reply, made safe to print on one line."""
     text = bytes(data[:MAX_ERROR_TEXT]).decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else " " for c in text).strip() or "no reason given"
+    return _printable(text).strip() or "no reason given"
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def _object(data: bytes) -> dict[str, Any]:
@@ -163,7 +172,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _build(cls: type[_T], obj: Any) -> _T:
-    """A dataclass from untrusted JSON: every field present and of its plain type."""
+    """A dataclass from untrusted JSON: every field present and of its plain type, texts short."""
     if not isinstance(obj, dict):
         raise RemoteProtocolError(f"{cls.__name__} is not an object")
     values: dict[str, Any] = {}
@@ -174,5 +183,6 @@ def _build(cls: type[_T], obj: Any) -> _T:
             raise RemoteProtocolError(f"{cls.__name__}.{field.name} is missing or of a wrong type")
         if wanted is int and not 0 <= value < 1 << 64:
             raise RemoteProtocolError(f"{cls.__name__}.{field.name} is out of range: {value}")
-        values[field.name] = value
+        # it is shown to people: no control characters, no endless lines
+        values[field.name] = _printable(value[:_MAX_TEXT]) if wanted is str else value
     return cls(**values)

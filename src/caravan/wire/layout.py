@@ -20,11 +20,15 @@ class Layout:
         size: the size in bytes that the format prescribes.
     """
 
-    __slots__ = ("_struct", "fields", "names", "size")
+    __slots__ = ("_struct", "_texts", "fields", "names", "size")
 
     def __init__(self, fields: tuple[tuple[str, str], ...], size: int) -> None:
         self.fields = fields
         self.names = tuple(name for name, _ in fields)
+        # struct cuts what is too long without a word
+        self._texts = tuple(
+            (index, int(code[:-1])) for index, (_, code) in enumerate(fields) if code[-1] == "s"
+        )
         self._struct = struct.Struct("<" + "".join(code for _, code in fields))
         self.size = self._struct.size
         if self.size != size:
@@ -33,9 +37,13 @@ class Layout:
     def pack(self, *values: Any) -> bytes:
         """The record's bytes; raises LocalProtocolError when a value does not fit its field."""
         try:
-            return self._struct.pack(*values)
+            data = self._struct.pack(*values)
         except struct.error as exc:
             raise LocalProtocolError(f"cannot encode {self.names}: {exc}") from exc
+        for index, room in self._texts:
+            if len(values[index]) > room:
+                raise LocalProtocolError(f"{self.names[index]} is longer than {room} bytes")
+        return data
 
     def unpack(self, data: bytes | bytearray | memoryview) -> tuple[Any, ...]:
         """The record's values; raises RemoteProtocolError when `data` has another size."""
@@ -52,6 +60,12 @@ class Layout:
                 f"expected at least {self.size} bytes ({', '.join(self.names)}), got {len(data)}"
             )
         return self._struct.unpack_from(data)
+
+    def unpack_many(self, data: bytes | bytearray | memoryview) -> list[tuple[Any, ...]]:
+        """The values of records that follow each other without a gap."""
+        if self.size == 0 or len(data) % self.size:
+            raise RemoteProtocolError(f"{len(data)} bytes are no records of {self.size} bytes")
+        return list(self._struct.iter_unpack(data))
 
 
 EMPTY = Layout((), 0)

@@ -1,4 +1,7 @@
-"""`generate`: a prompt in, text out piece by piece."""
+"""`generate`: a prompt in, text out piece by piece.
+
+Owns the order of decoding and sampling, the way from bytes to text, and the reasons to stop.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from caravan.errors import DecodeError
+from caravan.errors import DecodeError, UsageError
 from caravan.llm.context import Context
 from caravan.llm.sampling import Sampler, SamplingParams
 
@@ -19,12 +22,14 @@ class GenerationStats:
     Attributes:
         n_prompt, n_gen: tokens.
         prompt_seconds: until the prompt's logits had arrived.
-        decode_seconds: for the tokens after the first.
+        n_steps, decode_seconds: decodings after the prompt's, and their time; the consumer's time
+            is not in it.
         stopped: why it ended: `eog`, `length`, `context`, `stop`; empty while it runs.
     """
 
     n_prompt: int = 0
     n_gen: int = 0
+    n_steps: int = 0
     prompt_seconds: float = 0.0
     decode_seconds: float = 0.0
     stopped: str = ""
@@ -36,9 +41,8 @@ class GenerationStats:
 
     @property
     def decode_rate(self) -> float:
-        """Generated tokens a second, the first one apart: it comes with the prompt."""
-        steps = self.n_gen - 1
-        return steps / self.decode_seconds if steps > 0 and self.decode_seconds else 0.0
+        """Decodings a second after the prompt's, whose logits gave the first token."""
+        return self.n_steps / self.decode_seconds if self.decode_seconds else 0.0
 
 
 def generate(
@@ -53,23 +57,42 @@ def generate(
     """Continue `prompt`, after what the context already holds, and yield the text as it comes.
 
     Args:
-        prompt: text (special tokens in it count), or token ids.
+        prompt: text (names of special tokens in it count as these), or token ids.
         max_tokens: at most so many; -1: until the model ends or the context is full.
         stop: texts that end the generation; they are not yielded.
         stats: filled meanwhile.
 
-    Raises DecodeError when the prompt does not fit or is empty, WorkerLost when a device fails.
+    Raises UsageError or DecodeError at once when the prompt is empty or does not fit; DecodeError
+    and WorkerLost on the way. Whoever stops listening early should `close` the iterator.
     """
     model = context.model
-    stats = stats or GenerationStats()
-    tokens = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+    if isinstance(prompt, str):
+        # only a beginning is a beginning of a sequence
+        tokens = model.tokenize(prompt, add_special=context.n_past == 0)
+    else:
+        tokens = list(prompt)
     if not tokens:
-        raise DecodeError("the prompt is empty")
-    text = _Text(stop)
-    sampler = Sampler(sampling or SamplingParams())
-    try:
-        for token in _tokens(context, sampler, tokens, max_tokens, stats):
-            piece = text.feed(model.piece(token))
+        raise UsageError("the prompt is empty")
+    if len(tokens) > context.room:
+        raise DecodeError(
+            f"a prompt of {len(tokens)} tokens does not fit: the context holds {context.n_past} of"
+            f" {context.n_ctx}"
+        )
+    sampler = Sampler(sampling or SamplingParams(), model.n_vocab)
+    return _texts(context, sampler, tokens, max_tokens, _Text(stop), stats or GenerationStats())
+
+
+def _texts(
+    context: Context,
+    sampler: Sampler,
+    prompt: list[int],
+    max_tokens: int,
+    text: _Text,
+    stats: GenerationStats,
+) -> Iterator[str]:
+    with sampler:
+        for token in _tokens(context, sampler, prompt, max_tokens, stats):
+            piece = text.feed(context.model.piece(token))
             if piece:
                 yield piece
             if text.stopped:
@@ -78,8 +101,6 @@ def generate(
         rest = text.finish()
         if rest:
             yield rest
-    finally:
-        sampler.close()
 
 
 def _tokens(
@@ -89,31 +110,27 @@ def _tokens(
     stats.n_prompt = len(prompt)
     started = time.perf_counter()
     context.decode(prompt)
-    if max_tokens == 0:
-        context.synchronize()
-        stats.prompt_seconds = time.perf_counter() - started
-        stats.stopped = "length"
-        return
-    for token in prompt:
-        sampler.accept(token)
-    token = sampler.sample(context)
+    context.synchronize()
+    sampler.accept(prompt)
+    token = sampler.sample(context) if max_tokens else -1
     stats.prompt_seconds = time.perf_counter() - started
-    while True:
+    while stats.n_gen != max_tokens:
         if context.model.is_eog(token):
             stats.stopped = "eog"
             return
         stats.n_gen += 1
         yield token
         if stats.n_gen == max_tokens:
-            stats.stopped = "length"
-            return
-        if context.n_past >= context.n_ctx:
+            break
+        if context.room < 1:
             stats.stopped = "context"
             return
         started = time.perf_counter()
-        context.decode([token])
+        context.decode_one(token)
         token = sampler.sample(context)
         stats.decode_seconds += time.perf_counter() - started
+        stats.n_steps += 1
+    stats.stopped = "length"
 
 
 class _Text:

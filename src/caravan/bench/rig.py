@@ -1,0 +1,91 @@
+"""The real rig: starts local workers, connects, asks the engine what it has.
+
+Everything that it starts ends when its context is left, also after Ctrl-C. With `loader`, the only
+room of the bench that needs the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import caravan
+from caravan import engine
+from caravan.backend import connect
+from caravan.bench.devices import Inventory, WorkerDevice
+from caravan.bench.loader import LlmModel
+from caravan.bench.plan import Case
+from caravan.bench.result import Host
+from caravan.bench.session import Settings
+from caravan.engine.layouts import DEVICE_TYPE_ACCEL, DEVICE_TYPE_CPU, DEVICE_TYPE_IGPU
+from caravan.engine.library import Engine
+from caravan.llm import local_devices
+from caravan.worker.local import LocalWorkers
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRig:
+    """A `session.Rig` over the engine and the workers."""
+
+    inventory: Inventory
+    host: Host
+
+    def load(self, case: Case) -> LlmModel:
+        return LlmModel(case, self.inventory.pick(case.devices))
+
+
+@contextmanager
+def open_rig(settings: Settings) -> Iterator[EngineRig]:
+    """Everything that the run needs, until the context is left. Raises CaravanError."""
+    with ExitStack() as stack:
+        # First of all, because they start while the engine is loaded here.
+        endpoints = settings.endpoints
+        if settings.local_workers:
+            workers = LocalWorkers(settings.local_workers, threads=settings.worker_threads)
+            endpoints = tuple(stack.enter_context(workers).endpoints)
+        loaded = engine.load()
+        engine.set_verbose(settings.verbose)
+        remote: tuple[WorkerDevice, ...] = ()
+        if endpoints:
+            cluster = stack.enter_context(connect(endpoints, timeout=settings.timeout))
+            remote = tuple(cluster.devices)
+        inventory = inventory_of(loaded, remote)
+        yield EngineRig(inventory, host_of(loaded, inventory, settings))
+
+
+def inventory_of(loaded: Engine, remote: tuple[WorkerDevice, ...]) -> Inventory:
+    """The engine's own devices and these of workers."""
+    ggml = loaded.ggml
+    local = tuple(local_devices())
+    discrete = tuple(device for device in local if ggml.dev_type(device.handle) != DEVICE_TYPE_IGPU)
+    cpus: list[str] = []
+    backends: dict[str, None] = {}
+    for handle in map(ggml.dev_get, range(ggml.dev_count())):
+        kind, backend = ggml.dev_type(handle), ggml.reg_name(ggml.dev_backend_reg(handle)).decode()
+        if kind in (DEVICE_TYPE_CPU, DEVICE_TYPE_ACCEL):
+            cpus.append(ggml.dev_description(handle).decode(errors="replace"))
+        if kind != DEVICE_TYPE_CPU and not backend.startswith("RPC"):
+            backends[backend] = None
+    return Inventory(
+        local=local,
+        default_local=discrete or local,
+        remote=remote,
+        local_backends=tuple(backends),
+        cpu_info=", ".join(cpus),
+    )
+
+
+def host_of(loaded: Engine, inventory: Inventory, settings: Settings) -> Host:
+    """What the records of this run have in common."""
+    return Host(
+        caravan_version=caravan.__version__,
+        engine_version=loaded.version,
+        engine_commit=loaded.commit,
+        engine_api=loaded.api_version,
+        backends=inventory.backends,
+        cpu_info=inventory.cpu_info,
+        gpu_info=inventory.gpu_info,
+        local_workers=settings.local_workers,
+        worker_threads=settings.worker_threads,
+    )

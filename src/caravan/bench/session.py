@@ -1,0 +1,139 @@
+"""A whole run: devices, models, tests, output. What the command line calls.
+
+The order matters: what can be refused is refused before anything is started or printed, and what
+was started is ended whatever happens. The rig (workers, devices, engine) is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from caravan.bench.devices import Inventory
+from caravan.bench.options import Grid, shown_columns
+from caravan.bench.output import Printer, make_printer
+from caravan.bench.plan import Case, cases
+from caravan.bench.process import set_cpu_mask, set_priority
+from caravan.bench.result import Host
+from caravan.bench.run import BenchModel, Runner, RunSettings
+from caravan.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that has one value for the whole run.
+
+    Attributes:
+        endpoints: the workers to use; with `local_workers` there are none.
+        local_workers: how many workers to start on this machine.
+        worker_threads: threads of each of them.
+        timeout: bound in seconds on every wait for a worker.
+        priority: -1 to 3, as in llama-bench.
+        math_cores: the default number of threads.
+    """
+
+    run: RunSettings = field(default_factory=RunSettings)
+    output: str = "md"
+    output_err: str = "none"
+    progress: bool = False
+    verbose: bool = False
+    endpoints: tuple[str, ...] = ()
+    local_workers: int = 0
+    worker_threads: int = 0
+    timeout: float = 30.0
+    priority: int = 0
+    math_cores: int = 1
+
+
+def threads_of_workers(workers: int, threads: Sequence[int], cores: int) -> int:
+    """The threads of each local worker: those asked for, or its share of the cores.
+
+    More compute threads than cores would wait for each other, and measure that. Raises UsageError
+    for several values, since the workers are started once.
+    """
+    if not workers:
+        return 0
+    if len(threads) > 1:
+        raise UsageError("--local-workers takes one value of --threads")
+    return threads[0] if threads else max(1, cores // workers)
+
+
+class Rig(Protocol):
+    """The open devices of a run, and the way to load a model onto them."""
+
+    @property
+    def inventory(self) -> Inventory: ...
+    @property
+    def host(self) -> Host: ...
+    def load(self, case: Case) -> BenchModel: ...
+
+
+OpenRig = Callable[[Settings], AbstractContextManager[Rig]]
+
+
+def bench(
+    grid: Grid,
+    settings: Settings,
+    open_rig: OpenRig,
+    find_model: Callable[[str], Path],
+    *,
+    out: TextIO,
+    err: TextIO,
+) -> None:
+    """Run all tests of `grid`, printing each to `out` (and `err`) as it is done.
+
+    Raises CaravanError, after the tests that were done are printed. Blocks.
+    """
+    found = {name: str(find_model(name)) for name in grid["model"]}
+    grid = {**grid, "model": tuple(found[name] for name in grid["model"])}
+    set_priority(settings.priority)
+    with open_rig(settings) as rig:
+        for devices in grid["devices"]:
+            rig.inventory.pick(devices)
+        # After the workers were started: it is this process that is to be bound, not they.
+        set_cpu_mask(grid["cpu_mask"][0])
+        shown = shown_columns(grid, settings.math_cores)
+        targets = ((settings.output, out), (settings.output_err, err))
+        made = (make_printer(name, stream, rig.host, shown) for name, stream in targets)
+        with _printing([printer for printer in made if printer]) as printers:
+            _run_all(cases(grid), settings, rig, printers, err)
+
+
+def list_devices(settings: Settings, open_rig: OpenRig, *, out: TextIO) -> None:
+    """Print the devices that `--device` may name."""
+    with open_rig(settings) as rig:
+        out.write(rig.inventory.listing())
+
+
+def _run_all(
+    tests: Sequence[Case], settings: Settings, rig: Rig, printers: Sequence[Printer], err: TextIO
+) -> None:
+    def say(text: str) -> None:
+        # People look for llama-bench's own words.
+        print(f"llama-bench: {text}", file=err, flush=True)
+
+    runner = Runner(
+        rig.load, rig.host, settings.run, say=say if settings.progress else lambda text: None
+    )
+    with closing(runner):
+        for number, case in enumerate(tests, 1):
+            result = runner.run(case, f"benchmark {number}/{len(tests)}")
+            for printer in printers:
+                printer.result(result)
+
+
+@contextmanager
+def _printing(printers: Sequence[Printer]) -> Iterator[Sequence[Printer]]:
+    for printer in printers:
+        printer.header()
+    try:
+        yield printers
+    except BaseException:
+        for printer in printers:
+            printer.abandon()
+        raise
+    for printer in printers:
+        printer.footer()

@@ -1,0 +1,245 @@
+"""`caravan bench`: the command line of the work-alike of llama-bench.
+
+Options only: the test options come from `bench.options`, the work is `bench.session`'s. Unlike
+click's usual options, `-pg`, `-ub`, `-rpc` and the like have one dash, as in llama-bench.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from caravan.bench.options import OPTIONS
+from caravan.cli.download import model_path
+from caravan.cli.main import dashed, print_version
+from caravan.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from caravan.bench.session import Settings
+
+_FORMATS = click.Choice(("csv", "json", "jsonl", "md", "sql", "none"))
+_PRIORITIES = click.Choice(("-1", "0", "1", "2", "3"))
+_TEST_FIELDS = frozenset(option.field for option in OPTIONS)
+_LISTS = """Several values of a test parameter are joined by ',' or given by repeating it; all
+combinations run. Whole numbers may be ranges: FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR."""
+
+
+class BenchCommand(click.Command):
+    """A command whose options are known by their whole name, and are shown in two sections."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # click would read the unknown `-mmp` as `-m mp`, which nobody means.
+        takes_value = {
+            name: not getattr(param, "is_flag", False)
+            for param in self.get_params(ctx)
+            for name in (*param.opts, *param.secondary_opts)
+        }
+        rest = iter(args)
+        for arg in rest:
+            if arg == "--":
+                break
+            if not arg.startswith("-") or arg == "-":
+                continue
+            name, equals, _ = arg.partition("=")
+            if dashed(name) not in takes_value:
+                raise click.NoSuchOption(name, ctx=ctx)
+            if takes_value[dashed(name)] and not equals:
+                next(rest, None)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        params = self.get_params(ctx)
+        for title, wanted in (("Options", False), ("Test parameters", True)):
+            chosen = (param for param in params if (param.name in _TEST_FIELDS) == wanted)
+            records = [record for param in chosen if (record := param.get_help_record(ctx))]
+            with formatter.section(title):
+                formatter.write_dl(records, col_max=34)
+
+
+def _test_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(OPTIONS):
+        default = f"(default: {option.default_text})"
+        decorate = click.option(
+            option.field,
+            *option.flags,
+            metavar=option.metavar,
+            multiple=True,
+            help=f"{option.help} {default}" if option.help else default,
+        )
+        function = decorate(function)
+    return function
+
+
+def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    if value:
+        raise UsageError(f"{max(param.opts, key=len)} is not supported yet")
+
+
+@click.command(
+    cls=BenchCommand,
+    epilog=_LISTS,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": dashed,
+        "max_content_width": 100,
+    },
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version)
+@click.option(
+    "--numa",
+    metavar="<distribute|isolate|numactl>",
+    expose_value=False,
+    callback=_not_yet,
+    help="not yet",
+)
+@click.option(
+    "-r",
+    "--repetitions",
+    type=click.IntRange(0),
+    default=5,
+    metavar="<n>",
+    help="times to repeat each test (default: 5)",
+)
+@click.option(
+    "--prio",
+    type=_PRIORITIES,
+    default="0",
+    metavar="<-1|0|1|2|3>",
+    help="process priority (default: 0)",
+)
+@click.option(
+    "--delay",
+    type=click.FloatRange(0),
+    default=0,
+    metavar="<seconds>",
+    help="pause before each test (default: 0)",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=_FORMATS,
+    default="md",
+    metavar="<csv|json|jsonl|md|sql>",
+    help="format printed to stdout (default: md)",
+)
+@click.option(
+    "-oe",
+    "--output-err",
+    type=_FORMATS,
+    default="none",
+    metavar="<csv|json|jsonl|md|sql>",
+    help="format printed to stderr (default: none)",
+)
+@click.option("--list-devices", is_flag=True, help="list the available devices and exit")
+@click.option("-v", "--verbose", is_flag=True, help="let the engine say on stderr what it does")
+@click.option("--progress", is_flag=True, help="say on stderr how far the tests are")
+@click.option("--no-warmup", is_flag=True, help="skip the runs before the measured ones")
+@click.option(
+    "-rpc",
+    "--rpc",
+    multiple=True,
+    metavar="<host:port,...>",
+    help="workers or llama.cpp's RPC servers to use, as RPC0, RPC1, ..."
+    " (default: $CARAVAN_RPC or $LLAMA_ARG_RPC)",
+)
+@click.option(
+    "--local-workers",
+    type=click.IntRange(1),
+    metavar="<n>",
+    help="start n workers on this machine and use them as RPC0, RPC1, ..., each with the threads"
+    " that -t says (default without -t: the cores divided by n)",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    metavar="<seconds>",
+    help="bound on every wait for a worker (default: 30)",
+)
+@click.option("--offline", is_flag=True, help="fetch nothing: use a sample only if it is here")
+@click.option(
+    "-hf",
+    "-hfr",
+    "--hf-repo",
+    metavar="<user>/<model>",
+    expose_value=False,
+    callback=_not_yet,
+    help="not yet",
+)
+@click.option(
+    "-hff", "--hf-file", metavar="<file>", expose_value=False, callback=_not_yet, help="not yet"
+)
+@click.option(
+    "-hft", "--hf-token", metavar="<token>", expose_value=False, callback=_not_yet, help="not yet"
+)
+@_test_options
+def command(**given: Any) -> None:
+    """Measure speed, with llama-bench's options and tables."""
+    from caravan.bench.options import read_grid
+    from caravan.bench.rig import open_rig
+    from caravan.bench.session import bench, list_devices
+    from caravan.llm.cores import physical_cores
+
+    cores = physical_cores()
+    texts = {field: given.pop(field) for field in _TEST_FIELDS}
+    grid = read_grid(texts, cores)
+    settings = _settings(given, cores, grid["n_threads"] if texts["n_threads"] else ())
+    _print_any_text(sys.stdout)
+    if given["list_devices"]:
+        list_devices(settings, open_rig, out=sys.stdout)
+        return
+    find = _cached_model if given["offline"] else model_path
+    bench(grid, settings, open_rig, find, out=sys.stdout, err=sys.stderr)
+
+
+def _settings(given: dict[str, Any], cores: int, threads: Sequence[int]) -> Settings:
+    from caravan.bench.run import RunSettings
+    from caravan.bench.session import Settings, threads_of_workers
+
+    local = given["local_workers"] or 0
+    return Settings(
+        run=RunSettings(given["repetitions"], not given["no_warmup"], given["delay"]),
+        output=given["output"],
+        output_err=given["output_err"],
+        progress=given["progress"],
+        verbose=given["verbose"],
+        endpoints=_endpoints(given["rpc"], local),
+        local_workers=local,
+        worker_threads=threads_of_workers(local, threads, cores),
+        timeout=given["timeout"],
+        priority=int(given["prio"]),
+        math_cores=cores,
+    )
+
+
+def _endpoints(rpc: Sequence[str], local_workers: int) -> tuple[str, ...]:
+    from caravan.transport.endpoint import parse_list
+
+    if rpc and local_workers:
+        raise UsageError("--rpc and --local-workers exclude each other")
+    text = ",".join(rpc)
+    if not rpc and not local_workers:
+        text = os.environ.get("CARAVAN_RPC") or os.environ.get("LLAMA_ARG_RPC") or ""
+    return tuple(str(endpoint) for endpoint in parse_list(text)) if rpc or text else ()
+
+
+def _cached_model(name: str) -> Path:
+    from caravan.models.cache import models_dir
+    from caravan.models.catalog import SAMPLES
+    from caravan.models.fetch import cached
+
+    if name in SAMPLES and not Path(name).is_file() and not cached(SAMPLES[name], models_dir()):
+        raise ModelError(f"{name} is not in {models_dir()}, and --offline forbids to fetch it")
+    return model_path(name)
+
+
+def _print_any_text(stream: TextIO) -> None:
+    # A file name, or the `±` of the table, must not end a run whose terminal cannot show it.
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")

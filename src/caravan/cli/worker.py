@@ -1,0 +1,109 @@
+"""`caravan worker`: lend this machine's devices to heads; the work-alike of llama.cpp's rpc-server.
+
+Parses, checks, and runs the supervisor; imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from caravan.errors import UsageError
+
+_PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
+
+
+@click.command("worker", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-t",
+    "--threads",
+    type=click.IntRange(1, 512),
+    default=None,
+    help="Compute threads of CPU devices. [default: half of the hardware's]",
+)
+@click.option(
+    "-d",
+    "--device",
+    "devices",
+    default="",
+    metavar="DEV[:THREADS],...",
+    help="Devices to lend, such as CUDA0 or CPU:1,CPU:1. [default: all GPUs, else the CPU]",
+)
+@click.option(
+    "-H", "--host", default="127.0.0.1", show_default=True, help="Host name, address or unix:PATH."
+)
+@click.option(
+    "-p",
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=50052,
+    show_default=True,
+    help="Port; 0 picks a free one.",
+)
+@click.option("-c", "--cache", is_flag=True, help="Keep a local weight cache (not yet).")
+@click.option(
+    "--protocol",
+    type=click.Choice(list(_PROTOCOLS)),
+    default="auto",
+    show_default=True,
+    help="Version of llama.cpp's RPC to announce.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    help="Seconds that a client has to introduce itself.",
+)
+@click.option("--no-extension", is_flag=True, hidden=True)
+@click.option("--parent-fd", type=int, default=-1, hidden=True)
+def command(
+    threads: int | None,
+    devices: str,
+    host: str,
+    port: int,
+    cache: bool,
+    protocol: str,
+    timeout: float,
+    no_extension: bool,
+    parent_fd: int,
+) -> None:
+    """Lend this machine's devices to heads.
+
+    Prints `worker ready on HOST:PORT` once it accepts connections, and runs until it is told to
+    stop. Never expose it to an open network: whoever can connect can use the devices.
+    """
+    from caravan.worker import devices as worker_devices
+    from caravan.worker.listener import is_loopback
+    from caravan.worker.supervisor import Settings, Supervisor
+
+    if cache:
+        raise click.UsageError("--cache: not yet")
+    if devices:
+        try:
+            worker_devices.parse(devices)
+        except UsageError as exc:
+            raise click.UsageError(str(exc)) from exc
+    if not is_loopback(host):
+        _warn(host)
+    settings = Settings(
+        host=host,
+        port=port,
+        devices=devices,
+        threads=threads or worker_devices.default_threads(),
+        protocol=_PROTOCOLS[protocol],
+        extension=not no_extension,
+        timeout=timeout,
+        parent_fd=parent_fd,
+    )
+    sys.exit(Supervisor(settings).run())
+
+
+def _warn(host: str) -> None:
+    rule = "!" * 59
+    click.echo(rule, err=True)
+    click.echo(f"WARNING: Host ('{host}') is != '127.0.0.1'", err=True)
+    click.echo("         Never expose the worker to an open network!", err=True)
+    click.echo("         This is an experimental feature and is not secure!", err=True)
+    click.echo(rule, err=True)

@@ -1,0 +1,93 @@
+"""`complete`: one prompt on one model, and a report of where it ran and how fast.
+
+What `caravan run` does, without its printing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from caravan.llm.context import Context
+from caravan.llm.devices import EngineDevice
+from caravan.llm.generation import GenerationStats, generate
+from caravan.llm.model import Model
+from caravan.llm.params import ContextParams, ModelParams
+from caravan.llm.sampling import SamplingParams
+
+_CTX_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What one device holds.
+
+    Attributes:
+        name, where: such as `RPC0` and `127.0.0.1:50052`.
+        layers: layer numbers that it computes, the output counted as the one after the last.
+        memory: bytes by use: weights, kv, compute; empty where that is not known.
+    """
+
+    name: str
+    where: str
+    layers: list[int]
+    memory: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a completion went."""
+
+    stats: GenerationStats
+    devices: list[DeviceReport]
+    n_layer: int
+
+
+def complete(
+    path: str,
+    prompt: str,
+    *,
+    max_tokens: int,
+    devices: Sequence[EngineDevice] = (),
+    model_params: ModelParams | None = None,
+    context_params: ContextParams | None = None,
+    sampling: SamplingParams | None = None,
+    on_text: Callable[[str], None],
+    on_progress: Callable[[float], bool] | None = None,
+) -> Report:
+    """Load `path` on `devices`, continue `prompt` and give each piece of text to `on_text`.
+
+    A context size of 0 becomes what prompt and answer need, or the model's own when the answer
+    has no bound. Raises what Model, Context and generate raise.
+    """
+    stats = GenerationStats()
+    with Model(path, model_params, devices=devices, progress=on_progress) as model:
+        tokens = model.tokenize(prompt)
+        params = _sized(context_params or ContextParams(), len(tokens), max_tokens, model)
+        with Context(model, params) as context:
+            for piece in generate(
+                context, tokens, max_tokens=max_tokens, sampling=sampling, stats=stats
+            ):
+                on_text(piece)
+            return Report(stats, _reports(model), model.n_layer)
+
+
+def _sized(params: ContextParams, n_prompt: int, max_tokens: int, model: Model) -> ContextParams:
+    if params.n_ctx:
+        return params
+    n_ctx = model.n_ctx_train
+    if max_tokens >= 0:
+        wanted = -(-(n_prompt + max_tokens + 1) // _CTX_STEP) * _CTX_STEP
+        n_ctx = min(max(n_ctx, n_prompt + 1), wanted)
+    return replace(params, n_ctx=n_ctx)
+
+
+def _reports(model: Model) -> list[DeviceReport]:
+    placed = model.layer_devices()
+    reports = []
+    for device in model.devices:
+        allocated = getattr(device, "allocated", dict)
+        layers = [layer for layer, name in enumerate(placed) if name == device.name]
+        where = getattr(device, "endpoint", "") or device.description
+        reports.append(DeviceReport(device.name, where, layers, allocated()))
+    return reports

@@ -1,0 +1,43 @@
+"""Which device holds which layer: the engine's own rule for split mode `layer`, computed again.
+
+The engine does not tell, so this follows it in single precision, rounding and all. Knows shares and
+layer numbers; called by `model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+CPU = "CPU"
+
+
+def split_points(shares: Sequence[float]) -> NDArray[np.float32]:
+    """Where each device's part of the layers ends, as a fraction of them."""
+    ends = np.cumsum(np.asarray(shares, np.float32), dtype=np.float32)
+    points: NDArray[np.float32] = ends / ends[-1]
+    return points
+
+
+def place_layers(
+    n_layer: int, n_gpu_layers: int, names: Sequence[str], shares: Sequence[float]
+) -> list[str]:
+    """The device of each layer, the output layer (number `n_layer`) last.
+
+    Args:
+        n_layer: layers of the model without the output layer.
+        n_gpu_layers: how many are not the CPU's, counted from the end; negative for all.
+        names: of the devices.
+        shares: of the devices, in any unit.
+    """
+    total = n_layer + 1
+    wanted = total if n_gpu_layers < 0 else n_gpu_layers
+    placed = min(wanted, total) if names and sum(shares) > 0 else 0
+    first = total - placed
+    if not placed:
+        return [CPU] * total
+    fractions = np.arange(placed, dtype=np.float32) / np.float32(placed)
+    numbers = np.searchsorted(split_points(shares), fractions, side="right")
+    return [CPU] * first + [names[number] for number in numbers]

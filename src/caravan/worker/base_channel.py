@@ -1,0 +1,222 @@
+"""`BaseChannel`: a connection that speaks llama.cpp's own RPC, protocol 7 or 8.
+
+It addresses all devices of the worker by number; replies go out in request order, whichever device
+finishes first. Any refusal is logged and ends the connection, as the protocol has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from caravan.errors import ProtocolError, RemoteError
+from caravan.transport.base import Transport
+from caravan.wire.codec import BASE_REQUEST, base_reply, decode_base_request
+from caravan.wire.commands import U8, Base, Command, base_table
+from caravan.worker import base_handlers as handlers
+from caravan.worker.base_handlers import TensorRef
+from caravan.worker.buffers import Buffer, BufferTable
+from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote, log
+from caravan.worker.copies import Snapshot
+from caravan.worker.lane import Lane
+from caravan.worker.replies import NOTHING, Parts
+from caravan.worker.table import bad, from_base
+
+GRAPHS_8 = 1024
+
+_COLLECTIVE = frozenset({Base.COMM_INIT, Base.COMM_ALLREDUCE, Base.COMM_FREE})
+_GETS = frozenset({Base.GET_TENSOR, Base.GET_TENSOR_2D})
+
+
+class BaseChannel(Channel):
+    """See the module.
+
+    Args:
+        major: 7 or 8.
+    """
+
+    def __init__(
+        self, transport: Transport, lanes: list[Lane], buffers: BufferTable, major: int
+    ) -> None:
+        super().__init__(transport, lanes, buffers)
+        self._table = base_table(major)
+        self._major = major
+        self._failed = False
+
+    def _read(self) -> bool:
+        while True:
+            data = self.reader.read(BASE_REQUEST.size)
+            try:
+                header = decode_base_request(data, self._table)
+                self._take(header.command, header.length)
+            except (RemoteError, ProtocolError) as exc:
+                self._fail(exc)
+            if self._failed:
+                self.replies.drain(1.0)
+                return False
+
+    def _fail(self, exc: Exception) -> None:
+        """The first failure is told; all end the connection."""
+        if not self._failed:
+            self._failed = True
+            log(f"closing the connection to {self.transport.peer}: {as_remote(exc)}")
+            self.transport.close()
+
+    def _take(self, command: Command, length: int) -> None:
+        number = command.number
+        if number == Base.HELLO:
+            raise bad("a second HELLO")
+        if number in _COLLECTIVE:
+            raise bad(f"{command.name}: collective operations are not offered by this worker")
+        if number in (Base.SET_TENSOR, Base.SET_TENSOR_2D):
+            self._set(command, length)
+            return
+        if length > MAX_GRAPH:
+            raise bad(f"{command.name} of {length} bytes is too big")
+        payload = self.reader.read(length)
+        if number in handlers.NOW:
+            parts = handlers.NOW[number](self.lanes, self.buffers, payload)
+            self.answer_now((base_reply(sum(map(len, parts))), *parts))
+        elif number == Base.GRAPH_COMPUTE:
+            self._graph(command, payload)
+        elif number == Base.COPY_TENSOR:
+            self._copy(command, payload)
+        else:
+            self._on_device(command, payload)
+
+    def _on_device(self, command: Command, payload: bytes) -> None:
+        number = command.number
+        lane = handlers.LANES[number](self.lanes, self.buffers, payload)
+        lane.counters.count(command.name)
+        handler = handlers.HANDLERS[number]
+        if number == Base.FREE_BUFFER:
+            self._drop_graphs()
+            lane.frees_posted += 1
+        self.post(
+            lane,
+            self._answer(command, lambda: handler(lane, payload)),
+            inline=number != Base.GRAPH_RECOMPUTE,
+            owed=self._owed(command, payload),
+        )
+
+    def _owed(self, command: Command, payload: bytes) -> int:
+        """Bytes of a GET's answer, so that unread answers are bounded; raises RemoteError."""
+        if command.number not in _GETS:
+            return 0
+        record, offset, size, *rows = command.request.unpack(payload)
+        span = handlers.span_2d(size, *rows) if rows else size
+        self.buffers.locate(TensorRef.parse(record).part(offset, span), span)
+        return int(span)
+
+    def _drop_graphs(self) -> None:
+        """FREE_BUFFER: all devices forget their graphs, each at its place in order."""
+        for lane in self.lanes:
+            drop = lane.graphs.drop_all
+
+            def work(drop: Callable[[], None] = drop) -> Parts:
+                drop()
+                return NOTHING
+
+            self.post(lane, work)
+
+    def _answer(self, command: Command, body: Callable[[], Parts]) -> Work:
+        """`body` as work that never raises and returns a whole reply."""
+
+        def work() -> Parts:
+            if self._failed:
+                return NOTHING
+            try:
+                parts = body()
+            except Exception as exc:
+                self._fail(exc)
+                return NOTHING
+            return NOTHING if command.silent else (base_reply(sum(map(len, parts))), *parts)
+
+        return work
+
+    def _guard(self, step: Step) -> Parts:
+        try:
+            step()
+        except Exception as exc:
+            self._fail(exc)
+        return NOTHING
+
+    def _set(self, command: Command, length: int) -> None:
+        payload = self.reader.read(command.request.size)
+        size = length - command.request.size
+        if command.number == Base.SET_TENSOR_2D:
+            self._set_2d(command, payload, size)
+            return
+        record, _cache, offset = command.request.unpack(payload)
+        lane = handlers.of_tensor(self.lanes, self.buffers, payload)
+        lane.counters.count(command.name)
+        address = TensorRef.parse(record).part(offset, size)
+
+        def locate() -> tuple[Buffer, int]:
+            return lane.locate(address, size)
+
+        locate()
+        self.receive(lane, size, locate, self._guard)
+
+    def _set_2d(self, command: Command, payload: bytes, size: int) -> None:
+        record, offset, row, n_rows, stride = command.request.unpack(payload)
+        span = handlers.span_2d(row, n_rows, stride)
+        if row * n_rows != size:
+            raise bad(f"{n_rows} rows of {row} bytes are not {size} bytes")
+        lane = handlers.of_tensor(self.lanes, self.buffers, payload)
+        lane.counters.count(command.name)
+        address = TensorRef.parse(record).part(offset, span)
+        lane.locate(address, span)
+        data = bytearray(size)
+        self.reader.read_into(memoryview(data))
+
+        def body() -> Parts:
+            buffer, at = lane.locate(address, span)
+            if buffer.native is not None:
+                for i in range(n_rows):
+                    part = memoryview(data)[i * row : (i + 1) * row]
+                    buffer.native.write(at + i * stride, part)
+            return NOTHING
+
+        self.post(lane, self._answer(command, body), held=size)
+
+    def _copy(self, command: Command, payload: bytes) -> None:
+        src, dst = (TensorRef.parse(record) for record in command.request.unpack(payload))
+        size = src.nbytes
+        source = self.lanes[self.buffers.locate(src.part(0, size), size)[0].device]
+        lane = self.lanes[self.buffers.locate(dst.part(0, 0), size)[0].device]
+        lane.counters.count(command.name)
+        if source is lane:
+            body = self._answer(
+                command, lambda: handlers.copy_tensor(lane, src.data, dst.data, size)
+            )
+            self.post(lane, body)
+            return
+        snapshot = Snapshot(source, src.data, size)
+        snapshot.post()
+
+        def across() -> Parts:
+            snapshot.write(lane, dst.data)
+            return (U8.pack(1),)
+
+        self.post(lane, self._answer(command, across), inline=False, held=size)
+
+    def _graph(self, command: Command, payload: bytes) -> None:
+        """Check and build on this thread, while the device computes what came before."""
+        head = command.request.size
+        device, *uid, n_nodes = command.request.unpack(payload[:head])
+        if device >= len(self.lanes):
+            raise bad(f"there is no device {device}")
+        lane = self.lanes[device]
+        lane.counters.count(command.name)
+        table = from_base(n_nodes, memoryview(payload)[head:])
+        key = uid[0] if uid else 0
+        ready = lane.build_ahead(table)
+
+        def body() -> Parts:
+            graph = ready if ready is not None and lane.current(ready) else lane.build(table)
+            if key or not uid:
+                lane.graphs.put(key, graph)
+            lane.compute(graph)
+            return NOTHING
+
+        self.post(lane, self._answer(command, body), inline=False, held=len(payload))

@@ -1,0 +1,172 @@
+"""`Channel`: one connection of a session, in either protocol: reads requests, posts them to lanes.
+
+Its thread is the connection's reader. Cheap work on an idle device is done right here; everything
+else is queued, bounded in bytes. Protocols subclass it: they parse, and say what an error does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from caravan.errors import (
+    AllocationError,
+    CaravanError,
+    DeviceError,
+    RemoteError,
+    TransportError,
+)
+from caravan.transport.base import Transport
+from caravan.transport.reader import Reader
+from caravan.wire.extension import Status
+from caravan.worker.buffers import Buffer, BufferTable
+from caravan.worker.executor import Budget
+from caravan.worker.lane import Lane
+from caravan.worker.replies import NOTHING, Parts, Replies
+
+QUEUE_LIMIT = 256 << 20
+# A payload above this waits for the device rather than for memory of its own.
+_BIG = 64 << 20
+
+MAX_GRAPH = 64 << 20
+
+Work = Callable[[], Parts]
+Locate = Callable[[], tuple[Buffer, int]]
+Step = Callable[[], None]
+Guard = Callable[[Step], Parts]
+
+
+def log(text: str) -> None:
+    """One line for the person who runs the worker."""
+    print(f"caravan worker: {text}", file=sys.stderr, flush=True)
+
+
+class Channel:
+    """See the module; `serve` returns when the connection is over."""
+
+    def __init__(self, transport: Transport, lanes: list[Lane], buffers: BufferTable) -> None:
+        self.transport = transport
+        self.lanes = lanes
+        self.buffers = buffers
+        self.reader = Reader(transport)
+        self.replies = Replies(transport)
+        self._budget = Budget(QUEUE_LIMIT)
+
+    def serve(self) -> bool:
+        """Read until the end; True when the peer left in order."""
+        try:
+            return self._read()
+        except TransportError:
+            return False
+
+    def _read(self) -> bool:
+        raise NotImplementedError
+
+    def post(
+        self, lane: Lane, work: Work, *, inline: bool = True, held: int = 0, owed: int = 0
+    ) -> None:
+        """Do `work` (which never raises) at its place in the lane and reply with what it returns.
+
+        Args:
+            held: payload bytes that `work` keeps, counted against the queue's bound.
+            owed: size of the reply, if it is worth counting.
+        """
+        executor = lane.executor
+        if inline and executor.try_claim():
+            try:
+                self._finish(work, owed)
+            finally:
+                executor.release()
+            return
+        self._budget.acquire(held)
+        slot = self.replies.reserve(owed)
+
+        def job() -> None:
+            try:
+                self.replies.complete(slot, work())
+            finally:
+                self._budget.release(held)
+
+        executor.submit(job)
+
+    def _finish(self, work: Work, owed: int) -> None:
+        """Work done on this thread: its place is right after everything that came before."""
+        parts = work()
+        if parts:
+            self.replies.complete(self.replies.reserve(owed), parts)
+
+    def answer_now(self, parts: Parts) -> None:
+        """A reply that no device is needed for, at its place."""
+        self.replies.complete(self.replies.reserve(), parts)
+
+    def receive(self, lane: Lane, size: int, locate: Locate, guard: Guard) -> None:
+        """Take `size` payload bytes to where `locate` says, straight into device memory if it can.
+
+        `guard` runs a step and turns its error into the protocol's answer. The caller has checked
+        once that the place exists; it is looked up again at the device's turn.
+        """
+        executor = lane.executor
+        if executor.try_claim():
+            try:
+                self._finish(lambda: self._fill(lane, size, locate, guard), 0)
+            finally:
+                executor.release()
+        elif size > _BIG:
+            loan = executor.lend()
+            try:
+                self._finish(lambda: self._fill(lane, size, locate, guard), 0)
+            finally:
+                loan.end()
+        else:
+            data = bytearray(size)
+            self.reader.read_into(memoryview(data))
+            self.post(
+                lane,
+                lambda: guard(lambda: _write(lane, data, locate)),
+                inline=False,
+                held=size,
+            )
+
+    def _fill(self, lane: Lane, size: int, locate: Locate, guard: Guard) -> Parts:
+        """Read the payload at the device's turn; it is consumed whatever happens."""
+        found = False
+        target: memoryview | None = None
+
+        def find() -> None:
+            nonlocal found, target
+            buffer, offset = locate()
+            found = True
+            if buffer.native is not None and buffer.native.view is not None:
+                target = buffer.native.view[offset : offset + size]
+
+        parts = guard(find)
+        if not found:
+            self.reader.skip(size)
+            return parts
+        if target is not None:
+            self.reader.read_into(target)
+            lane.counters.bytes_in += size
+            return NOTHING
+        data = bytearray(size)
+        self.reader.read_into(memoryview(data))
+        return guard(lambda: _write(lane, data, locate))
+
+
+def _write(lane: Lane, data: bytearray, locate: Locate) -> None:
+    buffer, offset = locate()
+    if buffer.native is not None:
+        buffer.native.write(offset, data)
+    lane.counters.bytes_in += len(data)
+
+
+def as_remote(exc: Exception) -> RemoteError:
+    """Any error of a handler as what the wire can say."""
+    if isinstance(exc, RemoteError):
+        return exc
+    if isinstance(exc, AllocationError | MemoryError):
+        return RemoteError(Status.OUT_OF_MEMORY, str(exc) or "out of memory")
+    if isinstance(exc, DeviceError):
+        return RemoteError(Status.COMPUTE_FAILED, str(exc))
+    if isinstance(exc, CaravanError):
+        return RemoteError(Status.BAD_REQUEST, str(exc))
+    return RemoteError(Status.INTERNAL, f"internal error: {type(exc).__name__}: {exc}")

@@ -1,0 +1,95 @@
+"""The talk between supervisor and session process: JSON messages over a SOCK_SEQPACKET pair.
+
+Down: `Adopt`, with the connection's file descriptor. Up: `Ready` once, then `Closed` for every
+connection that ended. A closed pair means that the other side is gone.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import socket
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from caravan.wire.extension import DeviceInfo
+
+_MAX_MESSAGE = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """A connection that has said HELLO.
+
+    Attributes:
+        connection: the supervisor's number for it.
+        peer: the other end, for messages.
+        major: version of the base protocol to speak; 0 for the extension.
+        key: the session's key (extension).
+        seq, device: of the SESSION request that is still to be answered (extension).
+    """
+
+    connection: int
+    peer: str
+    major: int
+    key: str = ""
+    seq: int = 0
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A session process has loaded the engine; `error` when it could not."""
+
+    error: str = ""
+    engine: str = ""
+    protocol: int = 0
+    devices: list[DeviceInfo] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A connection ended."""
+
+    connection: int
+
+
+Message = Adopt | Ready | Closed
+_KINDS: dict[str, type[Adopt] | type[Ready] | type[Closed]] = {
+    "Adopt": Adopt,
+    "Ready": Ready,
+    "Closed": Closed,
+}
+
+
+def send(control: socket.socket, message: Message, fd: int | None = None) -> None:
+    """Raises OSError when the other side is gone."""
+    data = json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
+    if fd is None:
+        control.send(data)
+    else:
+        socket.send_fds(control, [data], [fd])
+
+
+def receive(control: socket.socket) -> tuple[Message | None, int | None]:
+    """A message and the descriptor that came along; (None, None) at the end of the talk."""
+    try:
+        data, ancillary, _flags, _address = control.recvmsg(
+            _MAX_MESSAGE, socket.CMSG_SPACE(array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
+        )
+    except ConnectionError:
+        return None, None
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    if not data:
+        return None, None
+    return _decode(json.loads(data)), (fds[0] if fds else None)
+
+
+def _decode(obj: dict[str, Any]) -> Message:
+    kind = _KINDS[obj.pop("kind")]
+    if kind is Ready:
+        obj["devices"] = [DeviceInfo(**device) for device in obj["devices"]]
+    return kind(**obj)

@@ -1,0 +1,140 @@
+"""`Graph`: a checked table as ggml's own structures, ready to compute any number of times.
+
+All tensors are one array of ggml_tensor, so that a pointer is a row number away. The Graph owns
+every byte that the engine sees of it, except for the buffers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from caravan.engine import layouts
+from caravan.errors import RemoteError
+from caravan.wire.extension import Status
+from caravan.worker.buffers import Memory
+from caravan.worker.table import Rows, Table
+from caravan.worker.validate import VIEW_OPS, Placement, check, check_record, refuse
+
+_STRIDE = layouts.GGML_TENSOR.itemsize
+_SAME = ("type", "ne", "nb", "op", "op_params", "flags", "view_offs", "name")
+
+
+class Computes(Protocol):
+    """What a graph needs of a device."""
+
+    def supports(self, tensor: int) -> bool: ...
+
+
+class Graph:
+    """A graph in the engine's form.
+
+    Attributes:
+        handles: the buffers that it touches; when one is freed the graph must go.
+        version: that of the buffer table it was checked against.
+    """
+
+    __slots__ = ("_graph", "_keep", "handles", "n_nodes", "version")
+
+    def __init__(self, table: Table, memory: Memory, device: Computes) -> None:
+        """Raises RemoteError when the table is not sound or the device cannot compute it."""
+        placement = check(table, memory)
+        tensors = build_tensors(table, placement)
+        _check_support(table, tensors, device)
+        self.n_nodes = table.n_nodes
+        self.handles = placement.handles
+        self.version = memory.version
+        self._graph, self._keep = _build_graph(table, tensors)
+
+    @property
+    def address(self) -> int:
+        """Of the ggml_cgraph."""
+        return int(self._graph.ctypes.data)
+
+
+def tensor_alone(table: Table, memory: Memory) -> npt.NDArray[Any]:
+    """A single tensor and its sources in the engine's form; the first is the tensor."""
+    return build_tensors(table, check_record(table, memory))
+
+
+def build_tensors(table: Table, placement: Placement) -> npt.NDArray[Any]:
+    """The array of ggml_tensor."""
+    rows, n_nodes = table.rows, table.n_nodes
+    tensors = _aligned(len(rows))
+    for field in _SAME:
+        tensors[field] = rows[field]
+    # The engine prints names as C strings.
+    tensors["name"].view((np.uint8, 64))[:, 63] = 0
+    base = tensors.ctypes.data
+    tensors["buffer"] = placement.buffers
+    tensors["data"] = placement.pointers
+    # Only nodes are computed; what the other rows came from is of no use here.
+    tensors["src"][:n_nodes] = _pointers(rows["src"][:n_nodes], base)
+    tensors["view_src"] = _pointers(rows["view_src"], base)
+    return tensors
+
+
+def _aligned(count: int) -> npt.NDArray[Any]:
+    """Zeroed tensors at an address that is a multiple of 16, as ggml's hash takes for granted."""
+    raw = np.zeros(count * _STRIDE + 16, np.uint8)
+    skip = -raw.ctypes.data % 16
+    return raw[skip : skip + count * _STRIDE].view(layouts.GGML_TENSOR)
+
+
+def _pointers(index: Rows, base: int) -> npt.NDArray[np.uint64]:
+    pointers = index.astype(np.uint64) * np.uint64(_STRIDE) + np.uint64(base)
+    pointers[index < 0] = 0
+    return np.asarray(pointers)
+
+
+def _check_support(table: Table, tensors: npt.NDArray[Any], device: Computes) -> None:
+    """An op that the device cannot compute would end the process; here it is an answer."""
+    base = tensors.ctypes.data
+    for row in np.flatnonzero(~VIEW_OPS[table.rows["op"][: table.n_nodes]]).tolist():
+        if not device.supports(base + row * _STRIDE):
+            raise refuse(table.rows, row, "this device does not support it")
+
+
+def _build_graph(table: Table, tensors: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[Any]]:
+    """The ggml_cgraph, and everything it points to."""
+    n_nodes, base = table.n_nodes, tensors.ctypes.data
+    nodes = np.arange(n_nodes, dtype=np.uint64) * np.uint64(_STRIDE) + np.uint64(base)
+    size = hash_size(len(tensors))
+    slots = ((nodes >> np.uint64(4)) % np.uint64(size)).astype(np.int64)
+    keys = np.zeros(size, np.uint64)
+    keys[slots] = nodes
+    uses = np.zeros(size, np.int32)
+    uses[slots] = table.rows["use_count"][:n_nodes]
+    taken = np.zeros(-(-size // 32) * 32, np.bool_)
+    taken[slots] = True
+    used = np.packbits(taken, bitorder="little")
+    graph = np.zeros(1, layouts.CGRAPH)
+    graph["size"] = n_nodes
+    graph["n_nodes"] = n_nodes
+    graph["nodes"] = nodes.ctypes.data
+    graph["use_counts"] = uses.ctypes.data
+    graph["hash_size"] = size
+    graph["hash_used"] = used.ctypes.data
+    graph["hash_keys"] = keys.ctypes.data
+    return graph, [tensors, nodes, keys, uses, used]
+
+
+def hash_size(n_tensors: int) -> int:
+    """A size of ggml's hash set in which no two of our tensors meet.
+
+    ggml looks for a tensor at `(address >> 4) % size`. Ours are 336 = 16 * 21 bytes apart, so rows
+    i and j meet only if size divides 21 * (i - j): never, for a size of at least the number of
+    rows that shares no factor with 21.
+    """
+    size = 2 * n_tensors + 1
+    while size % 3 == 0 or size % 7 == 0:
+        size += 2
+    return size
+
+
+def check_status(status: int) -> None:
+    """Raises RemoteError unless ggml's status of a computation says success."""
+    if status != 0:
+        raise RemoteError(Status.COMPUTE_FAILED, f"the engine's computation ended with {status}")

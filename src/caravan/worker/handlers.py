@@ -1,0 +1,153 @@
+"""The extension's commands: one small function each, found through `HANDLERS`.
+
+A handler runs at its device's turn, gets the fixed payload and returns the body of the reply; a
+refusal is an exception. SET, GRAPH_COMPUTE, PING, BYE and SESSION are the channel's own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from caravan.errors import RemoteError
+from caravan.wire.commands import EXT, SET_ENTRY, Ext
+from caravan.wire.extension import Status
+from caravan.wire.records import EXT_TENSOR
+from caravan.worker.copies import copy_within
+from caravan.worker.graph import tensor_alone
+from caravan.worker.lane import Lane
+from caravan.worker.replies import NOTHING, Parts
+from caravan.worker.table import Table
+
+Handler = Callable[[Lane, bytes], Parts]
+
+MAX_RECORDS = 11
+
+
+def _unpack(number: Ext, payload: bytes) -> tuple[int, ...]:
+    return EXT[number].request.unpack(payload)
+
+
+def _pack(number: Ext, *values: int) -> Parts:
+    reply = EXT[number].reply
+    assert reply is not None
+    return (reply.pack(*values),)
+
+
+def alloc(lane: Lane, payload: bytes) -> Parts:
+    (size,) = _unpack(Ext.ALLOC, payload)
+    buffer = lane.buffers.allocate(lane.device, size)
+    return _pack(Ext.ALLOC, buffer.handle, buffer.base, buffer.size)
+
+
+def free(lane: Lane, payload: bytes) -> Parts:
+    (handle,) = _unpack(Ext.FREE, payload)
+    lane.free(handle)
+    return NOTHING
+
+
+def clear(lane: Lane, payload: bytes) -> Parts:
+    handle, value = _unpack(Ext.CLEAR, payload)
+    buffer = lane.own(lane.buffers.get(handle))
+    if buffer.native is not None:
+        buffer.native.clear(value)
+    return NOTHING
+
+
+def get(lane: Lane, payload: bytes) -> Parts:
+    address, size = _unpack(Ext.GET, payload)
+    buffer, offset = lane.locate(address, size)
+    if buffer.native is None or size == 0:
+        return NOTHING
+    lane.counters.bytes_out += size
+    return (buffer.native.read(offset, size),)
+
+
+def set_many(lane: Lane, payload: bytes) -> Parts:
+    """Several small writes, none of which is done unless all of them can be."""
+    head = EXT[Ext.SET_MANY].request
+    (count,) = head.unpack_from(payload)
+    start = head.size + count * SET_ENTRY.size
+    if start > len(payload):
+        raise RemoteError(Status.BAD_REQUEST, f"SET_MANY of {count} entries is cut short")
+    entries = SET_ENTRY.unpack_many(payload[head.size : start])
+    if sum(size for _, size in entries) != len(payload) - start:
+        raise RemoteError(Status.BAD_REQUEST, "SET_MANY's sizes do not add up to its payload")
+    places = [(*lane.locate(address, size), size) for address, size in entries]
+    data = memoryview(payload)
+    for buffer, offset, size in places:
+        if buffer.native is not None:
+            buffer.native.write(offset, data[start : start + size])
+        start += size
+    lane.counters.bytes_in += len(payload)
+    return NOTHING
+
+
+def memset(lane: Lane, payload: bytes) -> Parts:
+    address, size, value = _unpack(Ext.MEMSET, payload)
+    buffer, offset = lane.locate(address, size)
+    if buffer.native is not None:
+        buffer.native.fill(offset, size, value)
+    return NOTHING
+
+
+def copy(lane: Lane, payload: bytes) -> Parts:
+    src, dst, size = _unpack(Ext.COPY, payload)
+    copy_within(lane, src, dst, size)
+    return NOTHING
+
+
+def graph_recompute(lane: Lane, payload: bytes) -> Parts:
+    (uid,) = _unpack(Ext.GRAPH_RECOMPUTE, payload)
+    lane.compute(lane.graphs.get(uid))
+    return NOTHING
+
+
+def memory(lane: Lane, payload: bytes) -> Parts:
+    return _pack(Ext.MEMORY, *lane.device.memory())
+
+
+def fence(lane: Lane, payload: bytes) -> Parts:
+    return NOTHING
+
+
+def init_tensor(lane: Lane, payload: bytes) -> Parts:
+    """Only devices that pad their tensors have anything to do here."""
+    table = _records(payload)
+    tensors = tensor_alone(table, lane.buffers.memory(lane.device.index))
+    buffer = lane.own(lane.buffers.locate(int(table.rows["data"][0]), 0)[0])
+    if lane.device.pads and buffer.native is not None:
+        status = lane.device.init_tensor(buffer.native, tensors.ctypes.data)
+        if status != 0:
+            raise RemoteError(Status.BAD_REQUEST, f"the engine's init_tensor ended with {status}")
+    return NOTHING
+
+
+def alloc_size(lane: Lane, payload: bytes) -> Parts:
+    tensors = tensor_alone(_records(payload), lane.buffers.memory(lane.device.index))
+    return _pack(Ext.ALLOC_SIZE, lane.device.alloc_size(tensors.ctypes.data))
+
+
+def _records(payload: bytes) -> Table:
+    """A tensor and then its sources, as rows."""
+    count, rest = divmod(len(payload), EXT_TENSOR.itemsize)
+    if rest or not 0 < count <= MAX_RECORDS:
+        raise RemoteError(Status.BAD_REQUEST, f"{len(payload)} bytes are no tensor records")
+    return Table(np.frombuffer(payload, EXT_TENSOR), 1)
+
+
+HANDLERS: dict[int, Handler] = {
+    Ext.ALLOC: alloc,
+    Ext.FREE: free,
+    Ext.CLEAR: clear,
+    Ext.GET: get,
+    Ext.MEMSET: memset,
+    Ext.SET_MANY: set_many,
+    Ext.COPY: copy,
+    Ext.GRAPH_RECOMPUTE: graph_recompute,
+    Ext.MEMORY: memory,
+    Ext.FENCE: fence,
+    Ext.INIT_TENSOR: init_tensor,
+    Ext.ALLOC_SIZE: alloc_size,
+}

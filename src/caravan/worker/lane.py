@@ -1,0 +1,133 @@
+"""`Lane`: what one session has on one device: the queue, the graphs, the counters.
+
+`GraphStore` keeps graphs by uid under the rule of the protocol in use; the head counts alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+
+from caravan.errors import RemoteError
+from caravan.trace.counters import Counters
+from caravan.wire.extension import Status
+from caravan.worker.buffers import Buffer, BufferTable
+from caravan.worker.executor import Executor
+from caravan.worker.graph import Graph, check_status
+from caravan.worker.native import NativeDevice
+from caravan.worker.table import Table
+
+
+class GraphStore:
+    """Graphs by uid.
+
+    Args:
+        limit: how many are kept.
+        lru: when full, drop the least recently used one (extension); else all (protocol 8).
+    """
+
+    def __init__(self, limit: int, lru: bool) -> None:
+        self._limit = limit
+        self._lru = lru
+        self._graphs: OrderedDict[int, Graph | None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def put(self, uid: int, graph: Graph) -> None:
+        if self._lru:
+            self._graphs.pop(uid, None)
+            if len(self._graphs) >= self._limit:
+                self._graphs.popitem(last=False)
+        elif len(self._graphs) >= self._limit:
+            self._graphs.clear()
+        self._graphs[uid] = graph
+
+    def get(self, uid: int) -> Graph:
+        """Raises RemoteError (UNKNOWN_GRAPH)."""
+        graph = self._graphs.get(uid)
+        if graph is None:
+            raise RemoteError(Status.UNKNOWN_GRAPH, f"no graph has uid {uid}")
+        if self._lru:
+            self._graphs.move_to_end(uid)
+        return graph
+
+    def drop_users(self, handle: int) -> None:
+        """Forget the graphs that use a buffer."""
+        users = [uid for uid, graph in self._graphs.items() if graph and handle in graph.handles]
+        for uid in users:
+            del self._graphs[uid]
+
+    def drop_all(self) -> None:
+        """Forget all graphs but not their uids: a C++ client goes on counting those."""
+        for uid in self._graphs:
+            self._graphs[uid] = None
+
+
+class Lane:
+    """One device of a session. Methods run at the device's turn (see `Executor`)."""
+
+    def __init__(self, device: NativeDevice, buffers: BufferTable, graphs: GraphStore) -> None:
+        self.device = device
+        self.buffers = buffers
+        self.graphs = graphs
+        self.executor = Executor(f"{device.name}#{device.index}")
+        self.counters = Counters()
+        # The first belongs to the device's reader, the second to whoever has the turn.
+        self.frees_posted = 0
+        self.frees_done = 0
+
+    def own(self, buffer: Buffer) -> Buffer:
+        """The buffer, if it is this device's; raises RemoteError."""
+        if buffer.device != self.device.index:
+            raise RemoteError(
+                Status.BAD_REQUEST, f"buffer {buffer.handle} belongs to another device"
+            )
+        return buffer
+
+    def locate(self, address: int, size: int) -> tuple[Buffer, int]:
+        """`BufferTable.locate`, for this device only."""
+        buffer, offset = self.buffers.locate(address, size)
+        return self.own(buffer), offset
+
+    def free(self, handle: int) -> None:
+        """Free a buffer and forget the graphs that use it."""
+        try:
+            buffer = self.own(self.buffers.get(handle))
+            self.graphs.drop_users(handle)
+            self.buffers.remove(handle)
+            if buffer.native is not None:
+                buffer.native.free()
+        finally:
+            self.frees_done += 1
+
+    def build_ahead(self, table: Table) -> Graph | None:
+        """A graph built on the reader's thread, before its turn; see `current`.
+
+        None when that is not possible: then the turn shows whether there is an error. Not while a
+        free is queued: the engine looks into buffers, and one could vanish under it.
+        """
+        if self.frees_posted != self.frees_done:
+            return None
+        try:
+            return self.build(table)
+        except Exception:
+            return None
+
+    def build(self, table: Table) -> Graph:
+        """Check and build; raises RemoteError."""
+        graph = Graph(table, self.buffers.memory(self.device.index), self.device)
+        self.counters.graphs_built += 1
+        return graph
+
+    def current(self, graph: Graph) -> bool:
+        """Whether no buffer has come or gone since the graph was built."""
+        return graph.version == self.buffers.version
+
+    def compute(self, graph: Graph) -> None:
+        """Raises RemoteError when the engine fails."""
+        start = time.perf_counter()
+        try:
+            check_status(self.device.compute(graph.address))
+        finally:
+            self.counters.compute_seconds += time.perf_counter() - start

@@ -1,0 +1,245 @@
+"""`Worker` and `LocalWorkers`: worker processes on this machine, for tests, demos and one-box use.
+
+They are real workers behind real sockets, started as `caravan worker`, quiet, and bound to this
+process: they end with it even when it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from types import TracebackType
+
+from caravan.errors import WorkerStartError
+
+_START_TIMEOUT = 120.0
+_STOP_TIMEOUT = 6.0
+_READY = "worker ready on "
+
+
+class Worker:
+    """A worker process of our own.
+
+    Args:
+        devices: as for `caravan worker -d`; the default lends what `caravan worker` would.
+        threads: compute threads of CPU devices that name none.
+        port: 0 picks a free one.
+        options: further options of `caravan worker`.
+        verbose: pass the worker's own messages on to stderr.
+
+    Raises WorkerStartError when it does not come up.
+    """
+
+    def __init__(
+        self,
+        devices: str = "",
+        *,
+        threads: int = 0,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        options: tuple[str, ...] = (),
+        verbose: bool = False,
+    ) -> None:
+        self.endpoint = ""
+        self._verbose = verbose
+        self._tail: deque[str] = deque(maxlen=20)
+        self._process: subprocess.Popen[str] | None = None
+        self._parent = -1
+        self._readers: list[threading.Thread] = []
+        command = [sys.executable, "-m", "caravan", "worker", "--host", host, "--port", str(port)]
+        if devices:
+            command += ["--device", devices]
+        if threads:
+            command += ["--threads", str(threads)]
+        self._start([*command, *options])
+        try:
+            self._await_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.endpoint or 'closed'}, pid {self.pid}>"
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's process id; 0 once it is closed."""
+        return self._process.pid if self._process is not None else 0
+
+    def messages(self) -> list[str]:
+        """The last lines that the worker wrote on stderr."""
+        return list(self._tail)
+
+    def close(self) -> None:
+        """Tell it to end, and see to it that it does. Idempotent."""
+        process, self._process = getattr(self, "_process", None), None
+        if process is None:
+            return
+        self.endpoint = ""
+        with contextlib.suppress(OSError):
+            process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        with contextlib.suppress(OSError):
+            os.close(self._parent)
+        for reader in self._readers:
+            # not joinable from the finaliser of an interpreter that is ending
+            with contextlib.suppress(RuntimeError):
+                reader.join(2.0)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _start(self, command: list[str]) -> None:
+        """The worker holds the read end of a pipe whose only write end is ours."""
+        theirs, self._parent = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--parent-fd", str(theirs)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(theirs,),
+                text=True,
+                errors="replace",
+                # Ctrl-C is for us; we end the worker when we are done with it.
+                start_new_session=True,
+            )
+        except OSError as exc:
+            os.close(self._parent)
+            raise WorkerStartError(f"cannot start a worker: {exc.strerror or exc}") from exc
+        finally:
+            os.close(theirs)
+
+    def _await_ready(self) -> None:
+        assert self._process is not None
+        ready = threading.Event()
+        self._readers = [
+            threading.Thread(target=self._read_output, args=(self._process, ready), daemon=True),
+            threading.Thread(target=self._read_errors, args=(self._process,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+        ready.wait(_START_TIMEOUT)
+        if self.endpoint:
+            return
+        if self._process.poll() is None and ready.is_set():
+            # it closed its output and is about to end
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_TIMEOUT)
+        self._readers[1].join(1.0)
+        last = self._tail[-1] if self._tail else "it did not say why"
+        raise WorkerStartError(f"a local worker did not start: {_plain(last)}")
+
+    def _read_output(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(_READY):
+                self.endpoint = line[len(_READY) :].split(" ", 1)[0].strip()
+                ready.set()
+        ready.set()
+
+    def _read_errors(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            self._tail.append(line.rstrip("\n"))
+            if self._verbose:
+                sys.stderr.write(line)
+
+
+class LocalWorkers:
+    """`n` workers on this machine, started side by side.
+
+    Args:
+        n: how many, each with one CPU device.
+        threads: compute threads of each.
+    """
+
+    def __init__(self, n: int, threads: int = 1) -> None:
+        self.workers: list[Worker] = []
+        failures: list[BaseException] = []
+        lock = threading.Lock()
+
+        def start() -> None:
+            try:
+                worker = Worker(f"CPU:{threads}")
+            except BaseException as exc:
+                with lock:
+                    failures.append(exc)
+            else:
+                with lock:
+                    self.workers.append(worker)
+
+        starters = [threading.Thread(target=start) for _ in range(n)]
+        try:
+            for starter in starters:
+                starter.start()
+            for starter in starters:
+                starter.join()
+        except BaseException:
+            # Ctrl-C: what is still starting must not outlive us
+            for starter in starters:
+                starter.join()
+            self.close()
+            raise
+        if failures:
+            self.close()
+            raise failures[0]
+
+    def __repr__(self) -> str:
+        return f"<LocalWorkers {', '.join(self.endpoints)}>"
+
+    def __enter__(self) -> LocalWorkers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def endpoints(self) -> list[str]:
+        """`HOST:PORT` of each."""
+        return [worker.endpoint for worker in self.workers]
+
+    def close(self) -> None:
+        """End them all, side by side. Idempotent."""
+        closers = [threading.Thread(target=worker.close) for worker in self.workers]
+        self.workers = []
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
+
+
+def _plain(line: str) -> str:
+    """A worker's own error line without its name in front."""
+    for prefix in ("caravan: error: ", "caravan worker: "):
+        if line.startswith(prefix):
+            return line[len(prefix) :]
+    return line

@@ -1,0 +1,179 @@
+"""`NativeDevice` and `NativeBuffer`: one ggml device and its memory, as the worker needs them.
+
+The only part of the worker that calls the engine. A device opens its ggml backend at first use, so
+that a spare session process costs no device memory. Tests put a fake with the same methods here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import numpy as np
+
+from caravan.engine import layouts
+from caravan.engine.library import Engine
+from caravan.errors import AllocationError, DeviceError
+from caravan.transport.base import Buffer as Bytes
+from caravan.wire.extension import MAX_BUFFER_SIZE, DeviceInfo
+
+CPU = 0
+_I8 = 24
+_BIG = 64 << 20
+
+
+class NativeBuffer:
+    """A ggml buffer.
+
+    Attributes:
+        pointer: the ggml_backend_buffer.
+        base: the real address of its first byte.
+        view: its memory, where the host can reach it; None elsewhere.
+    """
+
+    def __init__(self, engine: Engine, pointer: int, host: bool) -> None:
+        self._ggml = engine.ggml
+        self.pointer = pointer
+        self.base: int = self._ggml.buffer_get_base(pointer)
+        self.size: int = self._ggml.buffer_get_size(pointer)
+        self.view: memoryview | None = None
+        if host:
+            memory = (ctypes.c_char * self.size).from_address(self.base)
+            self.view = memoryview(memory).cast("B")
+
+    def read(self, offset: int, size: int) -> Bytes:
+        """The bytes; lent from device memory where the host can reach it."""
+        if self.view is not None:
+            return self.view[offset : offset + size]
+        data = bytearray(size)
+        pointer = ctypes.addressof(ctypes.c_char.from_buffer(data)) if size else 0
+        self._ggml.backend_tensor_get(self._tensor(), pointer, offset, size)
+        return data
+
+    def write(self, offset: int, data: Bytes) -> None:
+        if self.view is not None:
+            self.view[offset : offset + len(data)] = data
+            return
+        source = np.frombuffer(data, np.uint8)
+        self._ggml.backend_tensor_set(self._tensor(), source.ctypes.data, offset, len(data))
+
+    def fill(self, offset: int, size: int, value: int) -> None:
+        if self.view is not None:
+            ctypes.memset(self.base + offset, value, size)
+        else:
+            self._ggml.backend_tensor_memset(self._tensor(), value, offset, size)
+
+    def clear(self, value: int) -> None:
+        self._ggml.buffer_clear(self.pointer, value)
+
+    def copy(self, offset: int, source: NativeBuffer, source_offset: int, size: int) -> None:
+        """Copy from another buffer of the same device, or from host memory."""
+        if self.view is not None and source.view is not None:
+            ctypes.memmove(self.base + offset, source.base + source_offset, size)
+            return
+        self.write(offset, bytes(source.read(source_offset, size)))
+
+    def free(self) -> None:
+        self.view = None
+        self._ggml.buffer_free(self.pointer)
+
+    def _tensor(self) -> int:
+        """A tensor of bytes over the whole buffer, for calls that want one."""
+        record = np.zeros(1, layouts.GGML_TENSOR)
+        record["type"] = _I8
+        record["buffer"] = self.pointer
+        record["ne"] = (self.size, 1, 1, 1)
+        record["nb"] = (1, self.size, self.size, self.size)
+        record["data"] = self.base
+        self._record = record  # kept alive for the call
+        return int(record.ctypes.data)
+
+
+class NativeDevice:
+    """One entry of `-d`: a ggml device with a backend (queue, threads) of its own."""
+
+    def __init__(self, engine: Engine, handle: int, index: int, threads: int) -> None:
+        ggml = engine.ggml
+        self._engine = engine
+        self._ggml = ggml
+        self._handle = handle
+        self._buft = ggml.dev_buffer_type(handle)
+        self._backend: int = 0
+        self._lock = threading.Lock()
+        self.index = index
+        self.name: str = ggml.dev_name(handle).decode()
+        self.description: str = ggml.dev_description(handle).decode(errors="replace")
+        self.type: int = ggml.dev_type(handle)
+        self.threads = threads if self.type == CPU else 0
+        self.alignment: int = ggml.buft_get_alignment(self._buft)
+        self.max_size: int = min(ggml.buft_get_max_size(self._buft), MAX_BUFFER_SIZE)
+        self.pads = self.type != CPU
+        self._host: bool = ggml.buft_is_host(self._buft)
+
+    def info(self) -> DeviceInfo:
+        free, total = self.memory()
+        return DeviceInfo(
+            self.name,
+            self.description,
+            self.type,
+            self.threads,
+            free,
+            total,
+            self.alignment,
+            self.max_size,
+            self.pads,
+        )
+
+    def memory(self) -> tuple[int, int]:
+        """(free, total) bytes, now."""
+        free, total = self._ggml.dev_memory(self._handle)
+        return free, total
+
+    def open(self) -> int:
+        """The ggml backend, made at the first call; raises DeviceError."""
+        with self._lock:
+            if not self._backend:
+                self._backend = self._ggml.dev_init(self._handle, None) or 0
+                if not self._backend:
+                    raise DeviceError(f"{self.name}: the engine cannot open this device")
+                if self.threads:
+                    self._ggml.cpu_set_n_threads(self._backend, self.threads)
+            return self._backend
+
+    def allocate(self, size: int) -> NativeBuffer:
+        """Raises AllocationError."""
+        # The kernel promises more than there is and kills later; refuse now instead.
+        if self.type == CPU and size > _BIG and size > available_memory():
+            raise AllocationError(f"{self.name}: no room for a buffer of {size} bytes")
+        pointer = self._ggml.buft_alloc_buffer(self._buft, size)
+        if not pointer:
+            raise AllocationError(f"{self.name}: no room for a buffer of {size} bytes")
+        return NativeBuffer(self._engine, pointer, self._host)
+
+    def supports(self, tensor: int) -> bool:
+        """Whether the device can compute the node at this address."""
+        return bool(self._ggml.dev_supports_op(self._handle, tensor))
+
+    def compute(self, graph: int) -> int:
+        """Run the ggml_cgraph at this address to its end; ggml's status, 0 when it went well."""
+        return int(self._ggml.backend_graph_compute(self.open(), graph))
+
+    def alloc_size(self, tensor: int) -> int:
+        """Bytes that the tensor at this address needs in a buffer."""
+        return int(self._ggml.buft_get_alloc_size(self._buft, tensor))
+
+    def init_tensor(self, buffer: NativeBuffer, tensor: int) -> int:
+        """ggml's status."""
+        return int(self._ggml.buffer_init_tensor(buffer.pointer, tensor))
+
+
+def available_memory() -> int:
+    """Bytes that this machine can still hand out without swapping; a huge number if unknown."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except (OSError, ValueError):
+        pass
+    return MAX_BUFFER_SIZE

@@ -1,0 +1,95 @@
+"""`SessionProcess`: one session process as the supervisor sees it: started, fed, ended, reaped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from caravan.worker import control
+
+
+class SessionProcess:
+    """A running `caravan.worker.session`.
+
+    Attributes:
+        ready: what it reported; None until it has.
+        key: the secret under which further connections join.
+        connections: the supervisor's numbers of those it serves.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.ready: control.Ready | None = None
+        self.key = ""
+        self.connections: set[int] = set()
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # A terminal's Ctrl-C goes to the supervisor alone, which ends its children itself.
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "caravan.worker.session",
+                    "--fd",
+                    str(theirs.fileno()),
+                    *arguments,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                # ggml would run a debugger over itself when it aborts.
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+                start_new_session=True,
+            )
+        # Adopt messages must never hold up the supervisor.
+        self.control.setblocking(False)
+
+    def __repr__(self) -> str:
+        return f"<SessionProcess {self.pid}, {len(self.connections)} connections>"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def give(self, adopt: control.Adopt, sock: socket.socket) -> bool:
+        """Hand a connection over; False when the process cannot take it."""
+        sock.setblocking(True)
+        try:
+            control.send(self.control, adopt, sock.fileno())
+        except OSError:
+            return False
+        self.connections.add(adopt.connection)
+        return True
+
+    def end(self) -> None:
+        """Ask it to go."""
+        with contextlib.suppress(OSError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.kill()
+
+    def reap(self) -> int | None:
+        """Its exit code once it has ended (negative: the signal)."""
+        return self._process.poll()
+
+    def death(self) -> str:
+        """Why it ended, in words; empty when it ended as it should."""
+        code = self._process.returncode
+        if code is None or code >= 0:
+            return "" if not code else f"ended with {code}"
+        with contextlib.suppress(ValueError):
+            return f"died by signal {signal.Signals(-code).name}"
+        return f"died by signal {-code}"
+
+
+def close_pipe(fds: Sequence[int]) -> None:
+    """Close raw descriptors, whatever state they are in."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

@@ -1,0 +1,195 @@
+"""A session process: serves one head with the worker's devices, and ends with it.
+
+Started by the supervisor (`python -m caravan.worker.session`), first as the warm spare: engine
+loaded, devices described, nothing opened. Whatever happens in here, a crash in a kernel included,
+costs this session alone. It ends when its last connection has left, when one broke, or when the
+supervisor is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+
+from caravan import __version__, engine
+from caravan.engine.layouts import OP_NAMES
+from caravan.engine.library import Engine
+from caravan.errors import CaravanError, RemoteError
+from caravan.transport.tcp import SocketTransport
+from caravan.wire.codec import ext_frame
+from caravan.wire.commands import Ext
+from caravan.wire.extension import GRAPH_LRU, SessionReply, Status, encode_json
+from caravan.worker import control
+from caravan.worker.base_channel import GRAPHS_8, BaseChannel
+from caravan.worker.buffers import BufferTable
+from caravan.worker.channel import Channel, log
+from caravan.worker.devices import Found, choose, parse
+from caravan.worker.ext_channel import ExtChannel, error_reply
+from caravan.worker.lane import GraphStore, Lane
+from caravan.worker.native import NativeDevice
+
+
+class Session:
+    """The devices, buffers and connections of one head."""
+
+    def __init__(self, loaded: Engine, devices: list[NativeDevice], talk: socket.socket) -> None:
+        self._engine = loaded
+        self._devices = devices
+        self._control = talk
+        self._lock = threading.Lock()
+        self._buffers = BufferTable()
+        self._lanes: list[Lane] = []
+        self._taken: set[int] = set()
+        self._open = 0
+
+    def adopt(self, adopt: control.Adopt, fd: int) -> None:
+        """Serve a connection on a thread of its own."""
+        with self._lock:
+            self._open += 1
+            if not self._lanes:
+                self._lanes = self._make_lanes(adopt.major)
+        transport = SocketTransport(socket.socket(fileno=fd), adopt.peer)
+        threading.Thread(
+            target=self._serve, args=(adopt, transport), name=f"reader {adopt.peer}", daemon=True
+        ).start()
+
+    def _make_lanes(self, major: int) -> list[Lane]:
+        """One protocol a session, so the rule for stored graphs is the session's too."""
+        limit, lru = {0: (GRAPH_LRU, True), 7: (1, False)}.get(major, (GRAPHS_8, False))
+        return [Lane(d, self._buffers, GraphStore(limit, lru)) for d in self._devices]
+
+    def _serve(self, adopt: control.Adopt, transport: SocketTransport) -> None:
+        in_order = False
+        try:
+            channel = self._channel(adopt, transport)
+            in_order = channel.serve()
+        except RemoteError as exc:
+            self._refuse(adopt, transport, exc)
+            in_order = True
+        except Exception as exc:
+            log(f"internal error on the connection to {adopt.peer}: {type(exc).__name__}: {exc}")
+        finally:
+            transport.close()
+            self._left(adopt, in_order)
+
+    def _channel(self, adopt: control.Adopt, transport: SocketTransport) -> Channel:
+        """Raises RemoteError when the head asks for a device that it cannot have."""
+        if adopt.major:
+            return BaseChannel(transport, self._lanes, self._buffers, adopt.major)
+        with self._lock:
+            if not adopt.device < len(self._lanes):
+                raise RemoteError(Status.REFUSED, f"this worker has no device {adopt.device}")
+            if adopt.device in self._taken:
+                raise RemoteError(Status.REFUSED, "the session already uses this device")
+            self._taken.add(adopt.device)
+        lane = self._lanes[adopt.device]
+        channel = ExtChannel(transport, lane, self._lanes, self._buffers)
+        body = encode_json(
+            SessionReply(
+                session=adopt.key,
+                caravan=__version__,
+                engine=self._engine.version,
+                ops=list(OP_NAMES),
+                devices=[device.info() for device in self._devices],
+            )
+        )
+        channel.replies.now((ext_frame(Ext.SESSION, adopt.seq, len(body)), body))
+        return channel
+
+    def _refuse(self, adopt: control.Adopt, transport: SocketTransport, exc: RemoteError) -> None:
+        try:
+            transport.send(error_reply(Ext.SESSION, adopt.seq, exc))
+        except CaravanError:
+            return
+
+    def _left(self, adopt: control.Adopt, in_order: bool) -> None:
+        """A connection is over; with a broken one, or the last one, the session is."""
+        with self._lock:
+            self._open -= 1
+            if not adopt.major:
+                self._taken.discard(adopt.device)
+            over = not in_order or self._open == 0
+            try:
+                control.send(self._control, control.Closed(adopt.connection))
+            except OSError:
+                over = True
+            if over:
+                leave(0)
+
+
+def leave(code: int) -> None:
+    """End the process at once: a computation on another thread must not hold it up."""
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def open_devices(spec: str, threads: int) -> tuple[Engine, list[NativeDevice]]:
+    """Raises CaravanError when there is no engine, or no such device."""
+    loaded = engine.load()
+    ggml = loaded.ggml
+    handles = [ggml.dev_get(i) for i in range(ggml.dev_count())]
+    found = [
+        Found(
+            handle,
+            ggml.dev_name(handle).decode(),
+            ggml.dev_description(handle).decode(errors="replace"),
+            ggml.dev_type(handle),
+        )
+        for handle in handles
+    ]
+    pairs = choose(parse(spec) if spec else [], found, threads)
+    devices = [
+        NativeDevice(loaded, device.handle, index, count)
+        for index, (device, count) in enumerate(pairs)
+    ]
+    return loaded, devices
+
+
+def serve(talk: socket.socket, spec: str, threads: int) -> None:
+    """Report to the supervisor, then adopt what it sends until it is gone."""
+    try:
+        loaded, devices = open_devices(spec, threads)
+        ready = control.Ready(
+            engine=loaded.version,
+            protocol=loaded.rpc_version[0],
+            devices=[device.info() for device in devices],
+        )
+    except CaravanError as exc:
+        control.send(talk, control.Ready(error=str(exc)))
+        leave(1)
+        return
+    control.send(talk, ready)
+    session = Session(loaded, devices, talk)
+    while True:
+        message, fd = control.receive(talk)
+        if not isinstance(message, control.Adopt) or fd is None:
+            leave(0)
+            return
+        session.adopt(message, fd)
+
+
+def main() -> None:
+    """Entry of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A crash of the engine is told in one line by the supervisor; its core would be huge.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--devices", default="")
+    parser.add_argument("--threads", type=int, required=True)
+    args = parser.parse_args()
+    talk = socket.socket(fileno=args.fd)
+    try:
+        serve(talk, args.devices, args.threads)
+    except OSError:
+        # the supervisor is gone
+        leave(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""The supervisor: what `caravan worker` is. It accepts, greets, and hands connections over.
+
+All state belongs to the main thread and its selector loop; a short-lived thread greets each new
+client, so a silent one holds up nobody. It never loads the engine or NumPy: those live in session
+processes, whose deaths it survives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from caravan.errors import CaravanError, WorkerStartError
+from caravan.transport.endpoint import Endpoint
+from caravan.wire.extension import EXTENSION_VERSION, Status
+from caravan.wire.versions import V7, V8
+from caravan.worker import control, listener
+from caravan.worker.handshake import Greeting, greet, refuse
+from caravan.worker.pool import Pool, complain
+from caravan.worker.process import close_pipe
+
+_START_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked for.
+
+    Attributes:
+        protocol: 7 or 8, or 0 for what the engine speaks.
+        extension: offer Caravan's extension.
+        timeout: seconds that a client has to introduce itself.
+        parent_fd: end when this pipe closes; -1 for none.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 50052
+    devices: str = ""
+    threads: int = 1
+    protocol: int = 0
+    extension: bool = True
+    timeout: float = 10.0
+    parent_fd: int = -1
+    max_sessions: int = 16
+    max_connections: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A client that has been greeted, or not (`greeting` None)."""
+
+    connection: int
+    sock: socket.socket
+    peer: str
+    greeting: Greeting | None
+    error: str = ""
+
+
+class Supervisor:
+    """See the module; `run` returns the exit code."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._selector = selectors.DefaultSelector()
+        self._listeners: list[socket.socket] = []
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._wake_read, False)
+        self._arrivals: deque[Arrival] = deque()
+        self._counter = 0
+        self._open: set[int] = set()
+        self._version = V8
+        self._stopping = False
+        arguments = ("--devices", settings.devices, "--threads", str(settings.threads))
+        self._pool = Pool(arguments, settings.max_sessions, self._selector, self._gone)
+
+    # start and end
+
+    def run(self) -> int:
+        """Serve until told to stop; raises WorkerStartError when it cannot start."""
+        previous = self._catch_signals()
+        try:
+            self._listeners, port = listener.listen(self._settings.host, self._settings.port)
+            self._watch(self._wake_read, self._on_wake)
+            if self._settings.parent_fd >= 0:
+                self._watch(self._settings.parent_fd, self._on_parent)
+            self._pool.start_spare()
+            ready = self._await_ready()
+            if ready is not None:
+                self._announce(ready, port)
+                for sock in self._listeners:
+                    self._watch(sock, partial(self._on_accept, sock))
+            while not self._stopping:
+                self._step()
+            return 0
+        finally:
+            self._shut_down()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _catch_signals(self) -> dict[int, Any]:
+        def stop(number: int, frame: FrameType | None) -> None:
+            self._stopping = True
+
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        return {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+
+    def _await_ready(self) -> control.Ready | None:
+        """The first report of a session process; None when told to stop meanwhile."""
+        deadline = time.monotonic() + _START_TIMEOUT
+        while not self._stopping:
+            spare = self._pool.spare
+            if spare is None:
+                raise WorkerStartError("a session process ended while it started")
+            if spare.ready is not None:
+                if spare.ready.error:
+                    raise WorkerStartError(spare.ready.error)
+                return spare.ready
+            if time.monotonic() > deadline:
+                raise WorkerStartError("the engine did not load in time")
+            self._step()
+        return None
+
+    def _announce(self, ready: control.Ready, port: int) -> None:
+        major = self._settings.protocol or ready.protocol
+        self._version = V7 if major == 7 else V8
+        host = self._settings.host
+        where = host if host.startswith("unix:") else str(Endpoint(host, port))
+        say(f"Starting RPC server v{self._version}")
+        say(f"  endpoint       : {where}")
+        say("  local cache    : n/a")
+        say("Devices:")
+        for d in ready.devices:
+            total, free = d.memory_total >> 20, d.memory_free >> 20
+            say(f"  {d.name}: {d.description} ({total} MiB, {free} MiB free)")
+        say(f"  transport      : {'Unix socket' if host.startswith('unix:') else 'TCP'}")
+        extension = f"extension {EXTENSION_VERSION}" if self._settings.extension else "no extension"
+        count = len(ready.devices)
+        devices = f"{count} device{'s' if count != 1 else ''}"
+        say(f"worker ready on {where} (protocol {self._version}, {extension}, {devices})")
+
+    def _shut_down(self) -> None:
+        """Close the door, then end all session processes within the grace."""
+        signal.set_wakeup_fd(-1)
+        listener.close(self._listeners)
+        self._pool.end()
+        for arrival in self._arrivals:
+            arrival.sock.close()
+        self._selector.close()
+        close_pipe((self._wake_read, self._wake_write))
+
+    # the loop
+
+    def _watch(self, file: int | socket.socket, call: Callable[[], None]) -> None:
+        self._selector.register(file, selectors.EVENT_READ, call)
+
+    def _step(self) -> None:
+        """Wait for something to happen, and deal with it."""
+        for key, _events in self._selector.select(self._pool.patience()):
+            if self._stopping:
+                return
+            # an earlier event of this round may have closed this one's file
+            if key.fd in self._selector.get_map():
+                key.data()
+        self._pool.tend()
+
+    def _on_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        while self._arrivals:
+            self._arrived(self._arrivals.popleft())
+
+    def _on_parent(self) -> None:
+        if not os.read(self._settings.parent_fd, 64):
+            self._stopping = True
+
+    def _on_accept(self, listening: socket.socket) -> None:
+        try:
+            sock, address = listening.accept()
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            complain(f"cannot accept a connection: {exc.strerror or exc}")
+            time.sleep(0.1)
+            return
+        if len(self._open) >= self._settings.max_connections:
+            complain(f"refused a connection: {len(self._open)} are open")
+            sock.close()
+            return
+        self._counter += 1
+        self._open.add(self._counter)
+        say("Accepted client connection")
+        peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix client"
+        greeter = threading.Thread(
+            target=self._greet, args=(self._counter, sock, peer), name=f"greet {peer}", daemon=True
+        )
+        try:
+            greeter.start()
+        except RuntimeError as exc:
+            complain(f"cannot serve {peer}: {exc}")
+            sock.close()
+            self._gone(self._counter)
+
+    def _greet(self, connection: int, sock: socket.socket, peer: str) -> None:
+        """On a thread of its own."""
+        settings = self._settings
+        try:
+            greeting = greet(sock, self._version, settings.extension, settings.timeout)
+            arrival = Arrival(connection, sock, peer, greeting)
+        except CaravanError as exc:
+            arrival = Arrival(connection, sock, peer, None, str(exc))
+        self._arrivals.append(arrival)
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"\0")
+
+    def _arrived(self, arrival: Arrival) -> None:
+        """Give a greeted client to its session process."""
+        with arrival.sock:
+            greeting = arrival.greeting
+            if greeting is None:
+                complain(f"closing the connection to {arrival.peer}: {arrival.error}")
+                self._gone(arrival.connection)
+                return
+            request = greeting.request
+            process, why = self._pool.session(request.session if request is not None else "")
+            if process is not None and process.give(
+                control.Adopt(
+                    connection=arrival.connection,
+                    peer=arrival.peer,
+                    major=self._version.major if request is None else 0,
+                    key=process.key,
+                    seq=greeting.seq,
+                    device=request.device if request is not None else 0,
+                ),
+                arrival.sock,
+            ):
+                return
+            why = why or "the session has ended"
+            if request is not None:
+                status = Status.BUSY if not request.session else Status.REFUSED
+                refuse(arrival.sock, greeting.seq, status, why)
+            complain(f"closing the connection to {arrival.peer}: {why}")
+            self._gone(arrival.connection)
+
+    def _gone(self, connection: int) -> None:
+        self._open.discard(connection)
+        say("Client connection closed")
+
+
+def say(text: str) -> None:
+    """A line for the person, or the program, that started the worker."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)

@@ -1,0 +1,69 @@
+"""Which layer goes where: the engine's rule, with its rounding."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from caravan.errors import UsageError
+from caravan.llm import Model, ModelParams
+from caravan.llm.placement import place_layers
+from llm.fakes import FakeDevice
+
+
+def test_equal_shares_of_two():
+    assert place_layers(30, -1, ["A", "B"], [1, 1]) == ["A"] * 16 + ["B"] * 15
+
+
+def test_shares_are_proportional_and_in_order():
+    placed = place_layers(99, -1, ["A", "B", "C"], [1, 2, 1])
+    assert Counter(placed) == {"A": 25, "B": 50, "C": 25}
+    assert placed == sorted(placed)
+
+
+def test_only_the_last_layers_are_placed():
+    assert place_layers(4, 2, ["A"], [7]) == ["CPU"] * 3 + ["A", "A"]
+    assert place_layers(4, 99, ["A"], [7]) == ["A"] * 5
+    assert place_layers(4, 0, ["A"], [7]) == ["CPU"] * 5
+
+
+def test_device_without_a_share_gets_nothing():
+    assert place_layers(4, -1, ["A", "B", "C"], [0, 1, 0]) == ["B"] * 5
+
+
+def test_nothing_to_place_on():
+    assert place_layers(2, -1, [], []) == ["CPU"] * 3
+
+
+def test_single_precision_decides_at_the_border():
+    # in double precision, 3/10 < 0.1 + 0.2; in the engine's single precision the two are equal
+    assert place_layers(9, -1, ["A", "B"], [0.1 + 0.2, 0.7])[3] == "B"
+
+
+def test_unsplit_layers_only(model):
+    other = object.__new__(Model)
+    other.handle = 0
+    other.params = ModelParams(split_mode="row")
+    with pytest.raises(UsageError, match="split mode row puts no layer on one device"):
+        other.layer_devices()
+
+
+def test_free_memory_decides_where_no_share_is_given(model, monkeypatch):
+    from caravan.llm.model import _shares
+
+    devices = (FakeDevice("A", free=3), FakeDevice("B", free=1))
+    assert _shares(devices, ModelParams()) == [3.0, 1.0]
+    assert _shares(devices, ModelParams(tensor_split=(0.0,))) == [3.0, 1.0]
+    assert _shares(devices, ModelParams(tensor_split=(1.0,))) == [1.0, 0.0]
+
+
+def test_device_that_does_not_say_counts_as_the_host():
+    from caravan import engine
+    from caravan.llm.model import _shares
+
+    ggml = engine.load().ggml
+    _, total = ggml.dev_memory(ggml.dev_by_name(b"CPU"))
+    shares = _shares((FakeDevice("A", free=0), FakeDevice("B", free=5)), ModelParams())
+    assert shares[1] == 5.0
+    assert 0 < shares[0] <= total
