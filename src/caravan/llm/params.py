@@ -151,17 +151,21 @@ def _overrides(
     overrides: Sequence[tuple[str, str]], devices: tuple[EngineDevice, ...]
 ) -> ctypes.Array[TensorBuftOverride]:
     """The list for the engine, ended by an empty entry. Raises UsageError for an unknown name."""
-    ggml = engine.load().ggml
-    handles = [device.handle for device in devices]
-    handles += map(ggml.dev_get, range(ggml.dev_count()) if overrides else ())
-    types = {ggml.buft_name(buft).decode(): buft for buft in map(ggml.dev_buffer_type, handles)}
     entries = (TensorBuftOverride * (len(overrides) + 1))()
+    types = _buffer_types(devices) if overrides else {}
     for entry, (pattern, name) in zip(entries, overrides, strict=False):
         if name not in types:
-            known = ", ".join(dict.fromkeys(types))
-            raise UsageError(f"no buffer type {name!r}; there are: {known}")
+            raise UsageError(f"no buffer type {name!r}; there are: {', '.join(types)}")
         entry.pattern, entry.buft = pattern.encode(), types[name]
     return entries
+
+
+def _buffer_types(devices: tuple[EngineDevice, ...]) -> dict[str, int]:
+    """Those of all registered devices and of the given ones, by name."""
+    ggml = engine.load().ggml
+    handles = [*map(ggml.dev_get, range(ggml.dev_count())), *(d.handle for d in devices)]
+    types = filter(None, map(ggml.dev_buffer_type, handles))
+    return {ggml.buft_name(buft).decode(): buft for buft in types}
 
 
 def c_context_params(params: ContextParams) -> Any:
