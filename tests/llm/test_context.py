@@ -245,7 +245,7 @@ def test_loss_in_the_middle_of_a_prompt_ends_it(context, device, tokens):
     device.alive = 1
     with pytest.raises(WorkerLost):
         context.decode(tokens[:96])
-    assert context.n_past == 64
+    assert context.n_past == 32
 
 
 def test_ctrl_c_in_the_middle_of_a_prompt(model, context, tokens):
@@ -259,10 +259,10 @@ def test_ctrl_c_in_the_middle_of_a_prompt(model, context, tokens):
     context._decode = press
     with pytest.raises(KeyboardInterrupt):
         context.decode(tokens[:96])
-    assert calls == [32]
-    assert context.n_past == 32
+    assert calls == [16]
+    assert context.n_past == 16
     del context._decode
-    context.decode(tokens[32:40])
+    context.decode(tokens[16:24])
 
 
 def test_ctrl_c_while_the_engine_computes(model):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
 
+from caravan import engine
+from caravan.backend import connect
 from caravan.errors import UsageError
 from caravan.llm import Model, ModelParams
 from caravan.llm.placement import place_layers
+from caravan.worker.local import LocalWorkers
 from llm.fakes import FakeDevice
 
 
@@ -59,7 +63,6 @@ def test_free_memory_decides_where_no_share_is_given(model, monkeypatch):
 
 
 def test_device_that_does_not_say_counts_as_the_host():
-    from caravan import engine
     from caravan.llm.model import _shares
 
     ggml = engine.load().ggml
@@ -67,3 +70,27 @@ def test_device_that_does_not_say_counts_as_the_host():
     shares = _shares((FakeDevice("A", free=0), FakeDevice("B", free=5)), ModelParams())
     assert shares[1] == 5.0
     assert 0 < shares[0] <= total
+
+
+PARAMS = (
+    ModelParams(),
+    ModelParams(tensor_split=(0.3, 0.7)),
+    ModelParams(tensor_split=(0, 1)),
+    ModelParams(tensor_split=(1, 1), n_gpu_layers=7),
+    ModelParams(split_mode="none", main_gpu=1),
+    ModelParams(n_gpu_layers=0),
+)
+
+
+def test_engine_says_the_same_in_its_log(smollm2, capsys):
+    with LocalWorkers(2, threads=1) as workers, connect(workers.endpoints) as cluster:
+        for params in PARAMS:
+            engine.set_verbose(True)
+            try:
+                with Model(smollm2, params, devices=cluster.devices) as model:
+                    ours = model.layer_devices()
+            finally:
+                engine.set_verbose(False)
+            log = capsys.readouterr().err
+            theirs = dict(re.findall(r"layer +(\d+) assigned to device (\w+)", log))
+            assert ours == [theirs[str(layer)] for layer in range(31)], params

@@ -9,12 +9,12 @@ pipeline one after the other.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from caravan import interrupt
 from caravan.backend import callbacks
 from caravan.backend.buffer import buffers, copy_within, memory, set_tensor
-from caravan.backend.graph import Graph, n_nodes_of
+from caravan.backend.graph import Graph
 from caravan.backend.tensor import BUFFER_AT, DATA_AT, RemoteTensor
 from caravan.engine import layouts
 from caravan.stream.ticket import Ticket
@@ -34,13 +34,29 @@ class RemoteBackend:
         reads: reads into the host's memory that may not have landed; they land in order.
     """
 
-    __slots__ = ("device", "pointer", "reads", "struct")
+    __slots__ = ("_iface", "_synchronize", "device", "pointer", "reads", "struct")
 
-    def __init__(self, device: RemoteDevice, struct: ctypes.Structure) -> None:
+    def __init__(self, device: RemoteDevice, struct: Any) -> None:
         self.device = device
         self.struct = struct
         self.pointer = ctypes.addressof(struct)
         self.reads: list[Ticket] = []
+        # The engine synchronizes about ten times a token, and has mostly nothing to wait for: then
+        # the slot is empty, which means just that and costs nothing.
+        self._iface = struct.iface
+        self._synchronize = struct.iface.synchronize
+        struct.iface.synchronize = None
+
+    def expect(self, ticket: Ticket) -> None:
+        """A read is on its way."""
+        self.reads.append(ticket)
+        self._iface.synchronize = self._synchronize
+
+    def take_reads(self) -> list[Ticket]:
+        """The reads that may be on their way; it is the caller now who waits for them."""
+        self._iface.synchronize = None
+        reads, self.reads = self.reads, []
+        return reads
 
     def settle(self, reads: list[Ticket]) -> None:
         """Wait until `reads` have landed. After Ctrl-C they are given up: zeros, once for all."""
@@ -84,7 +100,7 @@ def get_tensor_async(pointer: int, tensor: int, data: int, offset: int, size: in
     ticket = backend.device.link.get_tensor(
         RemoteTensor(tensor, source.handle), offset, size, memory(data, size)
     )
-    backend.reads.append(ticket)
+    backend.expect(ticket)
 
 
 def cpy_tensor_async(backend_src: int, backend_dst: int, src: int, dst: int) -> bool:
@@ -117,18 +133,17 @@ def cpy_tensor_async(backend_src: int, backend_dst: int, src: int, dst: int) -> 
 def synchronize(pointer: int) -> None:
     # what is corked has been copied out of the caller's memory: it may go on waiting for company
     backend = backends[pointer]
-    reads, backend.reads = backend.reads, []
-    backend.settle(reads)
+    backend.settle(backend.take_reads())
 
 
 def graph_compute(pointer: int, cgraph: int) -> int:
     device = backends[pointer].device
     if interrupt.pending():
         return layouts.STATUS_ABORTED
-    if n_nodes_of(cgraph):
-        device.link.graph_compute(Graph(cgraph, device.handles))
-    lost = device.link.stream.lost is not None
-    return layouts.STATUS_FAILED if lost else layouts.STATUS_SUCCESS
+    graph = Graph(cgraph, device.handles)
+    if graph.n_nodes:
+        device.link.graph_compute(graph)
+    return layouts.STATUS_FAILED if device.link.stream.ended else layouts.STATUS_SUCCESS
 
 
 def event_record(pointer: int, event_pointer: int) -> None:

@@ -72,7 +72,10 @@ def alloc_buffer(buft: int, size: int) -> int | None:
     try:
         allocation = device.link.alloc(size)
     except DeviceError as exc:
-        device.allocation_error = exc
+        # the worker's words, which name its device as the worker does
+        told = f"{device.name} at {device.endpoint}: {exc}"
+        device.allocation_error = type(exc)(told)
+        device.allocation_error.__cause__ = exc
         return None
     pointer = device.plugin.new_buffer(buft, allocation)
     buffer = RemoteBuffer(pointer, device, allocation)

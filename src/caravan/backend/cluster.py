@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import caravan
@@ -60,6 +60,51 @@ class Cluster:
             device.plugin.forget(device)
 
 
+class _Opening:
+    """One session that is being opened, on a thread that nobody has to wait for."""
+
+    def __init__(self, open_one: Callable[[Endpoint], Session], endpoint: Endpoint) -> None:
+        self._open_one = open_one
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        self._given_up = False
+        self._session: Session | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="caravan-connect", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            session = self._open_one(self._endpoint)
+        except BaseException as exc:
+            self._error = exc
+            return
+        with self._lock:
+            self._session = session
+            late = self._given_up
+        if late:
+            session.close()
+
+    def wait(self) -> None:
+        """Until it has opened, or has failed."""
+        self._thread.join()
+
+    def result(self) -> Session:
+        """The session; raises why there is none."""
+        if self._error is not None:
+            raise self._error
+        assert self._session is not None
+        return self._session
+
+    def give_up(self) -> None:
+        """Close the session, now or, without waiting here, as soon as it has opened."""
+        with self._lock:
+            self._given_up = True
+            session = self._session
+        if session is not None:
+            session.close()
+
+
 def connect(endpoints: Sequence[str], *, timeout: float = 30.0, extension: bool = True) -> Cluster:
     """Connect to workers, all at once, and make their devices known to the engine.
 
@@ -92,16 +137,16 @@ def connect(endpoints: Sequence[str], *, timeout: float = 30.0, extension: bool 
             use_extension=extension,
         )
 
-    with ThreadPoolExecutor(len(parsed), "caravan-connect") as pool:
-        futures = [pool.submit(open_one, endpoint) for endpoint in parsed]
-    errors = [future.exception() for future in futures]
-    sessions = [f.result() for f, error in zip(futures, errors, strict=True) if error is None]
-    first = next((error for error in errors if error is not None), None)
-    if first is not None:
-        for session in sessions:
-            session.close()
+    openings = [_Opening(open_one, endpoint) for endpoint in parsed]
+    try:
+        for opening in openings:
+            opening.wait()
+        sessions = [opening.result() for opening in openings]
+    except BaseException:
+        for opening in openings:
+            opening.give_up()
         watchdog.close()
-        raise first
+        raise
     devices: list[RemoteDevice] = []
     for session in sessions:
         for link in session.links:

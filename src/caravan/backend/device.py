@@ -64,7 +64,7 @@ class RemoteDevice:
     def memory(self) -> tuple[int, int]:
         """Free and total bytes, as the worker says; asked at most once a second."""
         now = time.monotonic()
-        if now - self._memory_at > _MEMORY_SECONDS and self.link.stream.lost is None:
+        if now - self._memory_at > _MEMORY_SECONDS and not self.link.stream.ended:
             self._memory = self.link.memory()
             self._memory_at = now
         return self._memory
@@ -78,9 +78,10 @@ class RemoteDevice:
         return sizes
 
     def check(self) -> None:
-        """Raises WorkerLost once the device is lost."""
-        if self.link.stream.lost is not None:
-            raise self.link.stream.lost
+        """Raises WorkerLost once the device is lost, or its cluster closed."""
+        failure = self.link.stream.failure
+        if failure is not None:
+            raise failure
 
 
 # device slots

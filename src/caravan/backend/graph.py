@@ -26,7 +26,11 @@ _TENSOR_SIZE = layouts.GGML_TENSOR.itemsize
 # keys; order; uid: as layouts.CGRAPH has them
 _CGRAPH = struct.Struct("<iii4x8Qi4xQ")
 _MAX_NODES = 1 << 20
+_UID_AT = layouts.CGRAPH_AT["uid"]
+_N_NODES_AT = layouts.CGRAPH_AT["n_nodes"]
 _string_at = ctypes.string_at
+_u64 = ctypes.c_uint64.from_address
+_i32 = ctypes.c_int32.from_address
 
 
 def gather(addresses: list[int]) -> npt.NDArray[Any]:
@@ -37,22 +41,28 @@ def gather(addresses: list[int]) -> npt.NDArray[Any]:
 
 
 class Graph:
-    """A snapshot of one graph: everything that is needed of it, read inside graph_compute.
+    """One graph, to be read inside graph_compute and not later: the engine reuses its structs.
 
     Args:
-        cgraph: address of the ggml_cgraph; not looked at again after construction.
+        cgraph: address of the ggml_cgraph.
         handles: from addresses of ggml_backend_buffer structs to this device's buffer handles.
 
     Attributes:
         uid: the engine's number of it; 0 when it has none.
         n_nodes: nodes in execution order, the first rows of the table.
+
+    Raises LocalProtocolError for a number of nodes that cannot be.
     """
+
+    __slots__ = ("_cgraph", "_handles", "n_nodes", "uid")
 
     def __init__(self, cgraph: int, handles: dict[int, int]) -> None:
         self._cgraph = cgraph
         self._handles = handles
-        self.uid = uid_of(cgraph)
-        self.n_nodes = n_nodes_of(cgraph)
+        self.uid: int = _u64(cgraph + _UID_AT).value
+        self.n_nodes: int = _i32(cgraph + _N_NODES_AT).value
+        if not 0 <= self.n_nodes <= _MAX_NODES:
+            raise LocalProtocolError(f"a graph of {self.n_nodes} nodes")
 
     def ext_payload(self) -> tuple[int, int, list[Buffer], frozenset[int]]:
         """See `stream.link.GraphRef`."""
@@ -124,19 +134,6 @@ class Graph:
 
 def _bytes(rows: npt.NDArray[Any]) -> memoryview:
     return memoryview(rows.view(np.uint8).data)
-
-
-def uid_of(cgraph: int) -> int:
-    """The graph's uid, without reading anything else."""
-    return ctypes.c_uint64.from_address(cgraph + layouts.CGRAPH_AT["uid"]).value
-
-
-def n_nodes_of(cgraph: int) -> int:
-    """How many nodes it has."""
-    count = ctypes.c_int32.from_address(cgraph + layouts.CGRAPH_AT["n_nodes"]).value
-    if not 0 <= count <= _MAX_NODES:
-        raise LocalProtocolError(f"a graph of {count} nodes")
-    return count
 
 
 def _use_counts(addresses: _U64, header: tuple[Any, ...]) -> npt.NDArray[np.int32]:

@@ -107,6 +107,7 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. A command may return an int as its own."""
+    _open_standard_streams()
     try:
         result = cli.main(
             args=None if argv is None else list(argv), prog_name="caravan", standalone_mode=False
@@ -121,6 +122,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _report(exc)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _open_standard_streams() -> None:
+    """Fill closed ones: whatever is opened next would take their numbers, and get their bytes."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        with contextlib.suppress(OSError):
+            os.fstat(number)
+            continue
+        # the lowest free number is this one
+        os.open(os.devnull, os.O_RDWR)
+        os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w"))  # noqa: SIM115
 
 
 def _report(exc: BaseException) -> int:

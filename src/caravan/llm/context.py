@@ -25,6 +25,8 @@ from caravan.llm.params import ContextParams, c_context_params
 from caravan.llm.refusal import Refusals, reason
 
 _SEQUENCE = 0
+# What the engine keeps of each token here, before it asks any device for the token's own memory.
+_CELL_BYTES = 52
 
 Outputs = Literal["last", "all", "none"]
 
@@ -55,6 +57,7 @@ class Context:
         try:
             with interrupt.deferred():
                 self.handle = self._make()
+            check_all(model.devices)
         except BaseException:
             self.close()
             raise
@@ -62,6 +65,9 @@ class Context:
         self.n_ctx: int = self._llama.n_ctx_seq(self.handle)
         self._memory: int | None = self._llama.get_memory(self.handle)
         self.n_batch: int = self._largest_call()
+        # The CPU computes inside the call and has no pipeline to fill, so it can be stopped sooner.
+        n_ubatch: int = self._llama.n_ubatch(self.handle)
+        self._step = self.n_batch if model.devices else min(n_ubatch, self.n_batch)
         self.n_past = 0
         self._tokens = np.zeros(self.n_batch, np.int32)
         self._positions = np.zeros(self.n_batch, np.int32)
@@ -75,6 +81,7 @@ class Context:
     def _make(self) -> int:
         orphans.free_all()
         check_all(self.model.devices)
+        self._refuse_endless()
         refusals = Refusals(self.model.devices)
         handle: int = (
             self._llama.init_from_model(self.model.handle, c_context_params(self.params)) or 0
@@ -86,6 +93,13 @@ class Context:
                 f" {cause or reason('the engine refuses it')}"
             ) from cause
         return handle
+
+    def _refuse_endless(self) -> None:
+        """The system would rather end this process than refuse it the memory."""
+        ggml = engine.load().ggml
+        free, _ = ggml.dev_memory(ggml.dev_by_name(b"CPU"))
+        if not self.model.is_recurrent and self.params.n_ctx * _CELL_BYTES > free > 0:
+            raise ContextError(f"no context of {self.params.n_ctx} tokens: not enough memory here")
 
     def _largest_call(self) -> int:
         # without causal attention the engine computes all of a call at once, or ends the process
@@ -117,7 +131,8 @@ class Context:
         handle, self.handle = self.handle, 0
         if handle:
             self.model.contexts.discard(self)
-            self._llama.free(handle)
+            with interrupt.deferred():
+                self._llama.free(handle)
 
     def require_open(self) -> int:
         """The handle; raises ContextError once the context is closed."""
@@ -144,18 +159,20 @@ class Context:
             pos0: how many of the tokens it holds are to be kept; None for all.
             logits: for which of these tokens to compute logits; `all` only up to `n_batch` tokens.
 
-        Raises DecodeError, WorkerLost and, after Ctrl-C, KeyboardInterrupt; `n_past` then tells
-        what was kept.
+        Raises DecodeError and, after Ctrl-C, KeyboardInterrupt; `n_past` then tells what was kept.
+        Raises WorkerLost when a device fails: the context is then of no further use.
         """
         self.require_open()
         if pos0 is not None:
             self.rewind(pos0)
         values = self._checked(tokens, logits)
+        # "all" is one call, because each call of the engine forgets the logits of the one before
+        step = self.n_batch if logits == "all" else self._step
         with interrupt.deferred():
-            for start in range(0, len(values), self.n_batch):
+            for start in range(0, len(values), step):
                 if interrupt.pending():
                     return  # `deferred` raises
-                part = values[start : start + self.n_batch]
+                part = values[start : start + step]
                 last = start + len(part) == len(values)
                 self._decode(part, logits if last else "none")
 
@@ -181,7 +198,7 @@ class Context:
     def _decode(self, part: NDArray[np.int64], logits: Outputs) -> None:
         count = len(part)
         self._tokens[:count] = part
-        self._positions[:count] = range(self.n_past, self.n_past + count)
+        self._positions[:count] = np.arange(self.n_past, self.n_past + count)
         self._outputs[:count] = logits == "all"
         self._outputs[count - 1] = logits != "none"
         self._batch.n_tokens = count
@@ -256,7 +273,8 @@ class Context:
         self.synchronize()
         buffer = bytearray(self._llama.state_seq_get_size(handle, _SEQUENCE))
         place = (ctypes.c_char * len(buffer)).from_buffer(buffer)
-        size = self._llama.state_seq_get_data(handle, place, len(buffer), _SEQUENCE)
+        with interrupt.deferred():
+            size = self._llama.state_seq_get_data(handle, place, len(buffer), _SEQUENCE)
         check_all(self.model.devices)
         if not size:
             raise DecodeError(f"cannot save the state: {reason('the engine refuses')}")
@@ -266,7 +284,8 @@ class Context:
         """Hold what was saved; False, and empty, where the engine does not accept it."""
         handle = self.require_open()
         engine.forget_errors()
-        size = self._llama.state_seq_set_data(handle, state, len(state), _SEQUENCE)
+        with interrupt.deferred():
+            size = self._llama.state_seq_set_data(handle, state, len(state), _SEQUENCE)
         check_all(self.model.devices)
         if not size:
             self.clear()

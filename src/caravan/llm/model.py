@@ -79,13 +79,15 @@ class Model:
         try:
             with interrupt.deferred():
                 self.handle = self._load(progress)
+            # a write that is lost fails nothing in the engine
+            check_all(self.devices)
         except BaseException:
             self.close()
             raise
         self._read_facts()
 
     def _load(self, progress: Progress | None) -> int:
-        watch = _Watch(progress)
+        watch = _Watch(progress, self.devices)
         refusals = Refusals(self.devices)
         c_params, keep = c_model_params(self.params, self.devices)
         c_params.progress_callback = callback = ProgressCallback(watch)
@@ -141,11 +143,12 @@ class Model:
 
     def close(self) -> None:
         """Free it and its contexts. Does nothing the second time."""
-        for context in list(self.contexts):
-            context.close()
-        handle, self.handle = self.handle, 0
-        if handle:
-            self._llama.model_free(handle)
+        with interrupt.deferred():
+            for context in list(self.contexts):
+                context.close()
+            handle, self.handle = self.handle, 0
+            if handle:
+                self._llama.model_free(handle)
 
     def require_open(self) -> int:
         """The handle; raises ModelError once the model is closed."""
@@ -216,10 +219,11 @@ class Model:
 
 
 class _Watch:
-    """The progress callback: passes it on, and stops the loading for Ctrl-C or an exception."""
+    """The progress callback: passes it on, and stops the loading: Ctrl-C, an error, a loss."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: Progress | None, devices: tuple[EngineDevice, ...]) -> None:
         self._progress = progress
+        self._devices = devices
         self.error: BaseException | None = None
         self.stopped = False
 
@@ -227,6 +231,7 @@ class _Watch:
         try:
             if self._progress is not None and not self._progress(fraction):
                 self.stopped = True
+            check_all(self._devices)
         except BaseException as exc:  # nothing may cross C; raised again after the call
             self.error = exc
         return not (self.stopped or self.error or interrupt.pending())

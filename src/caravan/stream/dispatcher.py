@@ -37,6 +37,7 @@ _MAX_PARTS = 60
 MAX_QUEUED = 64 << 20
 # Small commands stay until a command that something depends on, or until this many bytes wait.
 _CORK = 32 << 10
+_CLOSED = "the stream was closed"
 
 
 class Stream:
@@ -105,6 +106,13 @@ class Stream:
         """Whether it is lost or closed."""
         return self._done()
 
+    @property
+    def failure(self) -> WorkerLost | None:
+        """Why nothing gets through any more, if so: it is lost, or it was closed here."""
+        if self.lost is None and self._closing:
+            return WorkerLost(self.endpoint, self.device, "use", ConnectionClosed(_CLOSED))
+        return self.lost
+
     # posting
 
     def post(
@@ -131,7 +139,7 @@ class Stream:
             if self._queued > MAX_QUEUED and not wait_sent:
                 self._wait_for_room()
             if self.lost is not None or self._closing:
-                error = self.lost or ConnectionClosed("the stream was closed")
+                error = self.lost or ConnectionClosed(_CLOSED)
                 if ticket is not None:
                     ticket.fail(error)
                 return
@@ -315,7 +323,7 @@ class Stream:
         if self._done():
             # the loss may have taken tickets off at the same moment, so this may be another's reply
             if ticket is not None:
-                ticket.fail(self.lost or ConnectionClosed("the stream was closed"))
+                ticket.fail(self.lost or ConnectionClosed(_CLOSED))
         elif reply.pong:
             self._pinged = False
         elif reply.error is not None:
@@ -443,7 +451,7 @@ class Stream:
         with self._lock:
             if not self._closing:
                 self._closing = True
-                self._release(ConnectionClosed("the stream was closed"))
+                self._release(ConnectionClosed(_CLOSED))
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout)

@@ -20,7 +20,7 @@ from caravan.wire.extension import FRAME, MAX_ERROR_TEXT, error_text
 _HALF = 1 << 31
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """One reply's header.
 

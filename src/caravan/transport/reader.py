@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from caravan.transport.base import Transport
 
-_SIZE = 64 << 10
+# A decode step's commands fit; of a long payload little goes through here.
+_SIZE = 16 << 10
 
 
 class Reader:

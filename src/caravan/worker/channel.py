@@ -20,7 +20,7 @@ from caravan.transport.base import Transport
 from caravan.transport.reader import Reader
 from caravan.wire.extension import Status
 from caravan.worker.buffers import Buffer, BufferTable
-from caravan.worker.executor import Budget
+from caravan.worker.executor import Budget, Job
 from caravan.worker.lane import Lane
 from caravan.worker.replies import NOTHING, Parts, Replies
 
@@ -78,16 +78,22 @@ class Channel:
             finally:
                 executor.release()
             return
-        self._budget.acquire(held)
+        executor.submit(self.job(work, held, owed))
+
+    def job(self, work: Work, held: int = 0, owed: int = 0) -> Job:
+        """`work` with its place among the replies, for an executor."""
+        if held:
+            self._budget.acquire(held)
         slot = self.replies.reserve(owed)
 
         def job() -> None:
             try:
                 self.replies.complete(slot, work())
             finally:
-                self._budget.release(held)
+                if held:
+                    self._budget.release(held)
 
-        executor.submit(job)
+        return job
 
     def _finish(self, work: Work, owed: int) -> None:
         """Work done on this thread: its place is right after everything that came before."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from caravan.errors import RemoteError
+from caravan.errors import RemoteError, TransportError
 from caravan.transport.base import Transport
 from caravan.wire.codec import MAX_PAYLOAD, ext_frame
 from caravan.wire.commands import EXT, Command, Ext
@@ -17,8 +17,10 @@ from caravan.wire.records import EXT_TENSOR
 from caravan.worker.buffers import BufferTable
 from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote
 from caravan.worker.copies import Snapshot
-from caravan.worker.handlers import HANDLERS, MAX_RECORDS
+from caravan.worker.executor import Job
+from caravan.worker.handlers import HANDLERS, MAX_RECORDS, Handler
 from caravan.worker.lane import Lane
+from caravan.worker.pair import ReadingPair
 from caravan.worker.replies import NOTHING, Parts
 from caravan.worker.table import bad, from_extension
 
@@ -29,8 +31,6 @@ _LIMITS = {
     Ext.INIT_TENSOR: MAX_RECORDS * EXT_TENSOR.itemsize,
     Ext.ALLOC_SIZE: MAX_RECORDS * EXT_TENSOR.itemsize,
 }
-# What holds the device too long for the thread that also answers PING.
-_QUEUED = frozenset({Ext.GRAPH_RECOMPUTE})
 
 
 def error_reply(number: int, seq: int, error: RemoteError) -> Parts:
@@ -47,24 +47,40 @@ class ExtChannel(Channel):
     ) -> None:
         super().__init__(transport, lanes, buffers)
         self.lane = lane
+        self._in_order = False
 
     def _read(self) -> bool:
+        ReadingPair(self._read_on, "reader").run()
+        return self._in_order
+
+    def _read_on(self) -> Job | None:
+        """Read up to something long that the device is free for; None at the end."""
+        try:
+            return self._read_requests()
+        except TransportError:
+            return None
+
+    def _read_requests(self) -> Job | None:
         while True:
             number, _status, _flags, seq, length = FRAME.unpack(self.reader.read(FRAME.size))
             command = EXT.get(number)
             if length > MAX_PAYLOAD:
                 self._refuse(number, seq, bad(f"a payload of {length} bytes"))
                 self.replies.drain(5.0)
-                return False
+                return None
             if number == Ext.BYE:
-                return True
-            self._take(command, number, seq, length)
+                self._in_order = True
+                return None
+            job = self._take(command, number, seq, length)
+            if job is not None:
+                return job
 
-    def _take(self, command: Command | None, number: int, seq: int, length: int) -> None:
+    def _take(self, command: Command | None, number: int, seq: int, length: int) -> Job | None:
+        """Do or queue one request; what is long and can be done at once is returned instead."""
         if command is None or number == Ext.SESSION:
             self.reader.skip(length)
             self._refuse(number, seq, RemoteError(Status.UNKNOWN_COMMAND, f"command {number}"))
-            return
+            return None
         self.lane.counters.count(command.name)
         if not command.fits(length) or length > _LIMITS.get(Ext(number), MAX_PAYLOAD):
             self.reader.skip(length)
@@ -74,25 +90,45 @@ class ExtChannel(Channel):
         elif number == Ext.PING:
             self.replies.now((ext_frame(number, seq, 0),))
         else:
-            self._simple(command, seq, self.reader.read(length))
+            return self._simple(command, seq, self.reader.read(length))
+        return None
 
-    def _simple(self, command: Command, seq: int, payload: bytes) -> None:
+    def _simple(self, command: Command, seq: int, payload: bytes) -> Job | None:
         if command.number == Ext.GRAPH_COMPUTE:
-            self._graph(command, seq, payload)
-        elif command.number == Ext.COPY and self._copy_across(command, seq, payload):
-            return
-        else:
-            owed = self._owed(command, payload)
-            self.lane.frees_posted += command.number == Ext.FREE
-            handler = HANDLERS[command.number]
-            inline = command.number not in _QUEUED
-            self.post(
-                self.lane,
-                self._answer(command, seq, lambda: handler(self.lane, payload)),
-                inline=inline,
-                held=len(payload),
-                owed=owed,
-            )
+            return self._graph(command, seq, payload)
+        if command.number == Ext.COPY and self._copy_across(command, seq, payload):
+            return None
+        self.lane.frees_posted += command.number == Ext.FREE
+        handler = HANDLERS[command.number]
+        work = self._answer(command, seq, lambda: handler(self.lane, payload))
+        held = len(payload) if len(payload) > _SHORT else 0
+        if command.number == Ext.GRAPH_RECOMPUTE:
+            return self._long(work, held)
+        if command.silent and self._at_once(command, seq, handler, payload):
+            return None
+        self.post(self.lane, work, held=held, owed=self._owed(command, payload))
+        return None
+
+    def _long(self, work: Work, held: int) -> Job | None:
+        """Queue a computation; when the device is free for it, return what sets it going."""
+        executor = self.lane.executor
+        return executor.work_off if executor.enlist(self.job(work, held)) else None
+
+    def _at_once(self, command: Command, seq: int, handler: Handler, payload: bytes) -> bool:
+        """Do a silent command here and now; False when the device is not idle."""
+        executor = self.lane.executor
+        if not executor.try_claim():
+            return False
+        error: RemoteError | None = None
+        try:
+            handler(self.lane, payload)
+        except Exception as exc:
+            error = as_remote(exc)
+        finally:
+            executor.release()
+        if error is not None:
+            self._refuse(command.number, seq, error)
+        return True
 
     def _owed(self, command: Command, payload: bytes) -> int:
         """Bytes of a GET's answer, so that unread answers are bounded."""
@@ -161,7 +197,7 @@ class ExtChannel(Channel):
         self.post(self.lane, self._answer(command, seq, body), inline=False, held=size)
         return True
 
-    def _graph(self, command: Command, seq: int, payload: bytes) -> None:
+    def _graph(self, command: Command, seq: int, payload: bytes) -> Job | None:
         """Check and build on this thread, while the device computes what came before."""
         lane = self.lane
         head = command.request.size
@@ -170,7 +206,7 @@ class ExtChannel(Channel):
             table = from_extension(n_nodes, n_tensors, memoryview(payload)[head:])
         except RemoteError as exc:
             self._refuse(command.number, seq, exc)
-            return
+            return None
         ready = lane.build_ahead(table)
 
         def body() -> Parts:
@@ -180,4 +216,4 @@ class ExtChannel(Channel):
             lane.compute(graph)
             return NOTHING
 
-        self.post(lane, self._answer(command, seq, body), inline=False, held=len(payload))
+        return self._long(self._answer(command, seq, body), len(payload))

@@ -9,6 +9,7 @@ supervisor is gone.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import resource
 import signal
@@ -164,6 +165,10 @@ def serve(talk: socket.socket, spec: str, threads: int) -> None:
         leave(1)
         return
     control.send(talk, ready)
+    # What is loaded by now stays; collecting it again and again would cost a decode step more than
+    # its commands do. What a session makes is freed by reference counts.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     session = Session(loaded, devices, talk)
     while True:
         message, fd = control.receive(talk)
