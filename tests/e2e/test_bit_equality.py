@@ -102,6 +102,8 @@ def test_both_versions_of_the_base_protocol(protocol, smollm2, alone):
         caravan.connect([worker.endpoint], extension=False) as cluster,
     ):
         assert [device.link.version.major for device in cluster.devices] == [int(protocol)] * 2
+        # they share a connection, and would be lost together
+        assert {device.link.stream.device for device in cluster.devices} == {"RPC0,RPC1"}
         compare(smollm2, cluster.devices, alone, ModelParams(), SOME)
 
 

@@ -214,6 +214,18 @@ def test_small_writes_leave_as_one_command(ext):
     assert rig.peer.request("GRAPH_COMPUTE")
 
 
+def test_many_tiny_writes_stay_within_what_a_worker_takes(ext):
+    rig, link = ext
+    for _ in range(3 * MAX_SET_MANY // 100):
+        link.set_tensor(Tensor(1), 0, b"x")
+    link.bye()
+    sizes = []
+    while (request := rig.peer.request()).name == "SET_MANY":
+        sizes.append(len(request.payload))
+    assert len(sizes) > 1
+    assert max(sizes) <= MAX_SET_MANY
+
+
 def test_a_large_write_keeps_its_place_among_small_ones(ext):
     rig, link = ext
     link.set_tensor(Tensor(1), 0, b"before")

@@ -237,7 +237,8 @@ def test_two_devices_of_a_session_share_buffers_but_not_queues(worker, client):
 
 
 def test_joining_is_refused_for_wrong_keys_and_devices(worker, client):
-    for session, device in (("no such key", 0), (client.key, 0), (client.key, 7)):
+    # asked again, the device that is in use is still in use
+    for session, device in (("no such key", 0), *[(client.key, 0)] * 3, (client.key, 7)):
         with ExtClient(worker.endpoint, device, session) as other:
             assert other.answer.status == Status.REFUSED
             other.assert_closed()

@@ -152,4 +152,8 @@ def connect(endpoints: Sequence[str], *, timeout: float = 30.0, extension: bool 
         for link in session.links:
             name = f"RPC{len(devices)}"
             devices.append(RemoteDevice(plugin, link, name, str(session.endpoint)))
+        for link in session.links:
+            # devices that share a connection are lost together
+            shared = [device.name for device in devices if device.link.stream is link.stream]
+            link.stream.device = ",".join(shared)
     return Cluster(sessions, devices, watchdog)

@@ -53,7 +53,6 @@ class RemoteDevice:
         self.c_buffer_type_name = callbacks.keep(
             ctypes.create_string_buffer(f"RPC{link.index}[{endpoint}]".encode())
         )
-        link.stream.device = name
         structs = plugin.new_device(self)
         self.handle = ctypes.addressof(structs.device)
         self.buffer_type = ctypes.addressof(structs.buffer_type)

@@ -195,9 +195,13 @@ class Plugin:
         return struct
 
     def forget(self, device: RemoteDevice) -> None:
-        """Take a closed device out of the registry; its structs stay."""
+        """Take a closed device out of the registry; its structs stay, the rest can go."""
         if device in self._devices:
             self._devices.remove(device)
+        if not device.handles:
+            # nothing that the engine still holds can lead here any more
+            for pointer in (device.handle, device.buffer_type):
+                callbacks.owners.pop(pointer, None)
 
 
 _lock = threading.Lock()

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from caravan.cli.download import model_path
 from caravan.cli.main import dashed
@@ -59,7 +60,7 @@ _MIB = 1 << 20
     type=click.IntRange(0, 16),
     default=0,
     metavar="N",
-    help="Start N workers on this machine, with -t threads each, and use them.",
+    help="Start N workers on this machine, with -t threads each (default: a share of the cores).",
 )
 @click.option("--timeout", type=click.FloatRange(min=0.1), default=30.0, show_default=True)
 @click.option("-v", "--verbose", is_flag=True, help="The engine's log on stderr.")
@@ -74,10 +75,9 @@ def command(**options: Any) -> None:
 
     engine.set_verbose(options["verbose"])
     with open_devices(
-        # an endpoint in the environment gives way to --local-workers
-        [] if options["local_workers"] else _split(options["rpc"], ","),
+        _endpoints(options),
         local_workers=options["local_workers"],
-        worker_threads=options["threads"] or 1,
+        worker_threads=options["threads"],
         names=_split(options["device"], "/"),
         timeout=options["timeout"],
     ) as devices:
@@ -91,6 +91,15 @@ def command(**options: Any) -> None:
         )
     click.echo()
     click.echo(_told(report), err=True)
+
+
+def _endpoints(options: dict[str, Any]) -> list[str]:
+    """Those of --rpc; those of the environment give way to --local-workers."""
+    source = click.get_current_context().get_parameter_source("rpc")
+    given = source is ParameterSource.COMMANDLINE
+    if options["local_workers"] and given:
+        raise UsageError("--rpc and --local-workers do not go together")
+    return [] if options["local_workers"] else _split(options["rpc"], ",")
 
 
 def _params(options: dict[str, Any]) -> dict[str, Any]:

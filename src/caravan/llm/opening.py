@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from caravan.backend import connect
 from caravan.errors import UsageError
+from caravan.llm.cores import physical_cores
 from caravan.llm.devices import EngineDevice, local_devices
 from caravan.worker.local import LocalWorkers
 
@@ -16,7 +17,7 @@ def open_devices(
     endpoints: Sequence[str] = (),
     *,
     local_workers: int = 0,
-    worker_threads: int = 1,
+    worker_threads: int = 0,
     names: Sequence[str] = (),
     timeout: float = 30.0,
 ) -> Iterator[list[EngineDevice]]:
@@ -24,8 +25,8 @@ def open_devices(
 
     Args:
         endpoints: workers to connect to.
-        local_workers: how many to start on this machine, with `worker_threads` each; they end with
-            the context.
+        local_workers: how many to start on this machine, with `worker_threads` each (0: an equal
+            share of the cores); they end with the context.
         names: which of the devices, in this order; `none` alone: the CPU. Empty: those of the
             workers, then the engine's own.
         timeout: seconds that a worker may be silent.
@@ -36,7 +37,8 @@ def open_devices(
         if local_workers:
             if endpoints:
                 raise UsageError("local workers and endpoints do not go together")
-            workers = LocalWorkers(local_workers, threads=worker_threads)
+            threads = worker_threads or max(1, physical_cores() // local_workers)
+            workers = LocalWorkers(local_workers, threads=threads)
             endpoints = stack.enter_context(workers).endpoints
         remote: list[EngineDevice] = []
         if endpoints:

@@ -88,8 +88,12 @@ class Stream:
         self._blocked = threading.Event()
         self._room = threading.Condition(self._lock)
         self._threads = [
-            threading.Thread(target=self._receive, name=f"caravan-recv-{device}", daemon=True),
-            threading.Thread(target=self._write, name=f"caravan-send-{device}", daemon=True),
+            threading.Thread(
+                target=self._receive, name=f"caravan-recv {endpoint} {device}", daemon=True
+            ),
+            threading.Thread(
+                target=self._write, name=f"caravan-send {endpoint} {device}", daemon=True
+            ),
         ]
         for thread in self._threads:
             thread.start()

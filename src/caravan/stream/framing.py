@@ -94,6 +94,9 @@ class ExtFraming:
             return Reply(row.name, ticket, 0, self._error(status, length, reader))
         if ticket is None:
             raise RemoteProtocolError(f"a reply to {row.name} that nothing asked for")
+        if ticket.name != row.name:
+            error = RemoteProtocolError(f"a reply to {row.name} where {ticket.name}'s is due")
+            return Reply(row.name, ticket, 0, error)
         return _sized(row.name, ticket, length)
 
     @staticmethod

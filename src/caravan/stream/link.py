@@ -164,7 +164,7 @@ class ExtLink:
         with self._lock:
             if size <= _SMALL_SET and not wait_sent:
                 self._sets.append((address, data))
-                self._sets_size += size
+                self._sets_size += size + commands.SET_ENTRY.size
                 if self._sets_size >= _SETS_SIZE:
                     self._post_sets()
                 return

@@ -45,7 +45,7 @@ class Session:
         self._lock = threading.Lock()
         self._buffers = BufferTable()
         self._lanes: list[Lane] = []
-        self._taken: set[int] = set()
+        self._taken: dict[int, int] = {}  # device: the connection that has it
         self._open = 0
 
     def adopt(self, adopt: control.Adopt, fd: int) -> None:
@@ -87,7 +87,7 @@ class Session:
                 raise RemoteError(Status.REFUSED, f"this worker has no device {adopt.device}")
             if adopt.device in self._taken:
                 raise RemoteError(Status.REFUSED, "the session already uses this device")
-            self._taken.add(adopt.device)
+            self._taken[adopt.device] = adopt.connection
         lane = self._lanes[adopt.device]
         channel = ExtChannel(transport, lane, self._lanes, self._buffers)
         body = encode_json(
@@ -112,8 +112,8 @@ class Session:
         """A connection is over; with a broken one, or the last one, the session is."""
         with self._lock:
             self._open -= 1
-            if not adopt.major:
-                self._taken.discard(adopt.device)
+            if self._taken.get(adopt.device) == adopt.connection:
+                del self._taken[adopt.device]
             over = not in_order or self._open == 0
             try:
                 control.send(self._control, control.Closed(adopt.connection))
