@@ -225,7 +225,7 @@ def _loaded_with(llama):
         pass
 
     loaded = Loaded()
-    loaded.llama = llama
+    loaded.llama, loaded.ggml = llama, real.ggml
     llama.context_default_params = real.llama.context_default_params
     return lambda: loaded
 
