@@ -11,13 +11,43 @@ from caravan import engine
 from caravan.backend import connect
 from caravan.errors import UsageError
 from caravan.llm import Model, ModelParams
-from caravan.llm.placement import place_layers
+from caravan.llm.placement import place_layers, whole_layers
 from caravan.worker.local import LocalWorkers
 from llm.fakes import FakeDevice
 
 
 def test_equal_shares_of_two():
     assert place_layers(30, -1, ["A", "B"], [1, 1]) == ["A"] * 16 + ["B"] * 15
+
+
+@pytest.mark.parametrize(
+    ("shares", "counts"),
+    [
+        ([1, 1], [15, 16]),
+        ([1, 1, 1], [10, 10, 11]),
+        ([1, 1, 1, 1], [7, 8, 8, 8]),
+        ([3, 1], [23, 8]),
+        ([1], [1]),
+        ([1, 99], [1, 99]),
+        ([0, 0], [0, 0]),
+    ],
+)
+def test_shares_become_whole_layers_rounded_down(shares, counts):
+    assert whole_layers(30, -1, shares) == counts
+    if sum(shares) and sum(counts) == 31:
+        names = "ABCD"[: len(shares)]
+        placed = Counter(place_layers(30, -1, names, counts))
+        assert [placed[name] for name in names] == counts
+
+
+def test_every_whole_split_is_placed_as_it_says():
+    for n_layer in range(3, 90):
+        for shares in ([1, 1], [5, 3], [1, 1, 1], [2, 3, 4, 5], [1] * 7):
+            counts = whole_layers(n_layer, -1, shares)
+            names = "ABCDEFG"[: len(shares)]
+            if sum(counts) == n_layer + 1:
+                placed = Counter(place_layers(n_layer, -1, names, counts))
+                assert [placed[name] for name in names] == counts
 
 
 def test_shares_are_proportional_and_in_order():

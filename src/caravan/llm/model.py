@@ -11,17 +11,19 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from caravan import engine, interrupt
+from caravan.engine.gguf import block_count
 from caravan.engine.llama import ProgressCallback
 from caravan.errors import ModelError, UsageError
 from caravan.llm import orphans
 from caravan.llm.devices import EngineDevice, check_all
 from caravan.llm.params import ModelParams, c_model_params
-from caravan.llm.placement import place_layers
+from caravan.llm.placement import place_layers, whole_layers
 from caravan.llm.refusal import Refusals, reason
 from caravan.models import resolve
 
@@ -73,7 +75,7 @@ class Model:
         _check_magic(self.path)
         self.devices = _used(tuple(devices), self.params)
         check_all(self.devices)
-        self.shares = _shares(self.devices, self.params)
+        self.shares = self._split()
         self._llama = engine.load().llama
         orphans.free_all()
         try:
@@ -86,10 +88,21 @@ class Model:
             raise
         self._read_facts()
 
+    def _split(self) -> list[float]:
+        """The devices' shares of the layers: as given, else by free memory in whole layers."""
+        shares = _shares(self.devices, self.params)
+        if any(self.params.tensor_split) or self.params.split_mode != "layer":
+            return shares
+        n_layer = block_count(self.path) if len(shares) > 1 else None
+        if n_layer is None:
+            return shares
+        return whole_layers(n_layer, self.params.n_gpu_layers, shares)
+
     def _load(self, progress: Progress | None) -> int:
         watch = _Watch(progress, self.devices)
         refusals = Refusals(self.devices)
-        c_params, keep = c_model_params(self.params, self.devices)
+        split = replace(self.params, tensor_split=tuple(self.shares))
+        c_params, keep = c_model_params(split, self.devices)
         c_params.progress_callback = callback = ProgressCallback(watch)
         handle: int = self._llama.model_load_from_file(os.fsencode(self.path), c_params) or 0
         del callback, keep

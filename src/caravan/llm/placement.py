@@ -21,6 +21,26 @@ def split_points(shares: Sequence[float]) -> NDArray[np.float32]:
     return points
 
 
+def whole_layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> list[float]:
+    """Shares for the engine that give each device a whole number of layers, near `shares`.
+
+    The engine rounds every border up, so that of two equal devices the first gets 16 of 30 blocks
+    and the second 14 and the output. Rounded down it is 15 and 15, which is what counts for a
+    prompt: its stages are as fast as the slowest, and only the last token needs the output.
+    """
+    total = n_layer + 1
+    placed = min(total if n_gpu_layers < 0 else n_gpu_layers, total)
+    if len(shares) < 2 or placed < len(shares) or sum(shares) <= 0:
+        return list(shares)
+    ends = np.floor(np.cumsum(shares, dtype=np.float64) / sum(shares) * placed + 1e-9)
+    ends[-1] = placed
+    counts = np.diff(ends, prepend=0)
+    if any(share > 0 and count == 0 for share, count in zip(shares, counts, strict=True)):
+        # too uneven to round: what the engine does leaves no device out
+        return list(shares)
+    return [float(count) for count in counts]
+
+
 def place_layers(
     n_layer: int, n_gpu_layers: int, names: Sequence[str], shares: Sequence[float]
 ) -> list[str]:
