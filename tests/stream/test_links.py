@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from caravan.errors import AllocationError, DeviceError, LocalProtocolError, WorkerLost
-from caravan.stream.link import BaseLink, ExtLink
+from caravan.stream.base_link import BaseLink
+from caravan.stream.ext_link import ExtLink
 from caravan.stream.ticket import Ticket
 from caravan.wire.commands import SET_ENTRY
 from caravan.wire.extension import MAX_SET_MANY, DeviceInfo, Status

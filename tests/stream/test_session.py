@@ -18,7 +18,8 @@ from caravan.errors import (
     VersionMismatch,
     WorkerLost,
 )
-from caravan.stream.link import BaseLink, ExtLink
+from caravan.stream.base_link import BaseLink
+from caravan.stream.ext_link import ExtLink
 from caravan.stream.session import Identity, Session, open_session
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint

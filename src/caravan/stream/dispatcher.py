@@ -5,7 +5,7 @@ blocking, as long as the socket takes it; what it does not take is sent by the w
 receiver thread resolves tickets in order. No command has a code path of its own here.
 
 A failure anywhere loses the stream: once, with the first cause. From then on commands are dropped
-and tickets fail at once.
+and tickets fail at once. Sending, receiving and losing share one lock and so one file.
 """
 
 from __future__ import annotations

@@ -21,9 +21,11 @@ from caravan.errors import (
     TransportTimeout,
     WorkerLost,
 )
+from caravan.stream.base_link import BaseLink, ask
 from caravan.stream.dispatcher import Stream
+from caravan.stream.ext_link import ExtLink
 from caravan.stream.framing import BaseFraming, ExtFraming
-from caravan.stream.link import BaseLink, DeviceLink, ExtLink, ask
+from caravan.stream.link import DeviceLink
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
 from caravan.transport.reader import Reader

@@ -1,0 +1,151 @@
+"""`ExtLink`: a device behind a stream of its own that speaks Caravan's extension."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from caravan.errors import AllocationError, DeviceError, RemoteError
+from caravan.stream.dispatcher import Stream
+from caravan.stream.graphs import GraphMemory, LruGraphs
+from caravan.stream.link import GraphRef, RemoteAllocation, TensorRef, checked
+from caravan.stream.message import Part, length
+from caravan.stream.ticket import Ticket
+from caravan.wire import commands
+from caravan.wire.commands import EXT, Command, Ext
+from caravan.wire.extension import DeviceInfo, Status
+from caravan.wire.versions import Version
+
+# Writes up to the one size are gathered, until so many bytes wait.
+_SMALL_SET = 16 << 10
+_SETS_SIZE = 64 << 10
+
+
+class ExtLink:
+    """A device behind a stream of its own that speaks the extension.
+
+    Small writes are kept until something that may depend on them, and leave as one command: a
+    decode step is half a dozen of them.
+    """
+
+    extension = True
+
+    def __init__(self, stream: Stream, info: DeviceInfo, index: int, version: Version) -> None:
+        self.stream = stream
+        self.info = info
+        self.index = index
+        self.version = version
+        self._graphs: GraphMemory = LruGraphs()
+        self._sets: list[tuple[int, Part]] = []
+        self._sets_size = 0
+        # what is posted must be in the order of the calls, and the peer counts graphs in that order
+        self._lock = threading.Lock()
+
+    def alloc(self, size: int) -> RemoteAllocation:
+        row = EXT[Ext.ALLOC]
+        assert row.reply is not None
+        try:
+            handle, base, got = self._ask(row, [row.request.pack(size)], fatal=False)
+        except RemoteError as exc:
+            if exc.code == Status.OUT_OF_MEMORY:
+                raise AllocationError(exc.text) from exc
+            raise DeviceError(exc.text) from exc
+        return checked(handle, base, got, size, self.info.alignment)
+
+    def free(self, handle: int) -> None:
+        row = EXT[Ext.FREE]
+        with self._lock:
+            self._graphs.freed(handle)
+            self._post_sets()
+            self.stream.post(row, [row.request.pack(handle)])
+
+    def clear(self, handle: int, value: int) -> None:
+        row = EXT[Ext.CLEAR]
+        self._post(row, [row.request.pack(handle, value)], cork=True)
+
+    def init_tensor(self, tensor: TensorRef) -> None:
+        self._post(EXT[Ext.INIT_TENSOR], [tensor.ext_record()], cork=True)
+
+    def alloc_size(self, tensor: TensorRef, sources: list[TensorRef]) -> int:
+        parts: list[Part] = [tensor.ext_record(), *(source.ext_record() for source in sources)]
+        (size,) = self._ask(EXT[Ext.ALLOC_SIZE], parts, fatal=False)
+        return size
+
+    def set_tensor(
+        self, tensor: TensorRef, offset: int, data: Part, *, wait_sent: bool = False
+    ) -> None:
+        address, size = tensor.address() + offset, length(data)
+        with self._lock:
+            if size <= _SMALL_SET and not wait_sent:
+                self._sets.append((address, data))
+                self._sets_size += size + commands.SET_ENTRY.size
+                if self._sets_size >= _SETS_SIZE:
+                    self._post_sets()
+                return
+            self._post_sets()
+            row = EXT[Ext.SET]
+            head = row.request.pack(address)
+            self.stream.post(row, [head, data], cork=not wait_sent, wait_sent=wait_sent)
+
+    def get_tensor(
+        self, tensor: TensorRef, offset: int, size: int, target: memoryview | None
+    ) -> Ticket:
+        row = EXT[Ext.GET]
+        ticket = Ticket(row.name, size, target)
+        self._post(row, [row.request.pack(tensor.address() + offset, size)], ticket)
+        return ticket
+
+    def memset_tensor(self, tensor: TensorRef, offset: int, size: int, value: int) -> None:
+        row = EXT[Ext.MEMSET]
+        self._post(row, [row.request.pack(tensor.address() + offset, size, value)], cork=True)
+
+    def copy_tensor(self, src: TensorRef, dst: TensorRef, size: int) -> None:
+        row = EXT[Ext.COPY]
+        self._post(row, [row.request.pack(src.address(), dst.address(), size)], cork=True)
+
+    def graph_compute(self, graph: GraphRef) -> None:
+        with self._lock:
+            self._post_sets()
+            if graph.uid and self._graphs.known(graph.uid):
+                row = EXT[Ext.GRAPH_RECOMPUTE]
+                self.stream.post(row, [row.request.pack(graph.uid)])
+                return
+            row = EXT[Ext.GRAPH_COMPUTE]
+            n_nodes, n_tensors, rows, handles = graph.ext_payload()
+            self.stream.post(row, [row.request.pack(graph.uid, n_nodes, n_tensors), *rows])
+            if graph.uid:
+                self._graphs.add(graph.uid, handles)
+
+    def memory(self) -> tuple[int, int]:
+        free, total = self._ask(EXT[Ext.MEMORY], [])
+        return free, total
+
+    def bye(self) -> None:
+        self._post(EXT[Ext.BYE], [])
+
+    def _post(
+        self, row: Command, parts: Sequence[Part], ticket: Ticket | None = None, cork: bool = False
+    ) -> None:
+        with self._lock:
+            self._post_sets()
+            self.stream.post(row, parts, ticket, cork=cork)
+
+    def _ask(self, row: Command, parts: Sequence[Part], fatal: bool = True) -> tuple[int, ...]:
+        assert row.reply is not None
+        ticket = Ticket(row.name, row.reply.size, fatal=fatal)
+        self._post(row, parts, ticket)
+        return row.reply.unpack(ticket.wait())
+
+    def _post_sets(self) -> None:
+        """Post the small writes that wait, as one command."""
+        if not self._sets:
+            return
+        sets, self._sets, self._sets_size = self._sets, [], 0
+        if len(sets) == 1:
+            row, (address, data) = EXT[Ext.SET], sets[0]
+            self.stream.post(row, [row.request.pack(address), data], cork=True)
+            return
+        row = EXT[Ext.SET_MANY]
+        entries = [commands.SET_ENTRY.pack(address, length(data)) for address, data in sets]
+        head = row.request.pack(len(sets)) + b"".join(entries)
+        self.stream.post(row, [head, *(data for _, data in sets)], cork=True)
