@@ -154,8 +154,7 @@ def _report(exc: BaseException) -> int:
         return 2 if isinstance(exc, UsageError) else 1
     if isinstance(exc, OSError) and exc.strerror:
         place = f": {exc.filename}" if exc.filename else ""
-        if exc.errno == errno.ENOSPC:
-            _close_stdout()
+        _close_stdout()
         _say(f"caravan: error: {exc.strerror}{place}")
         return 1
     hint = "CARAVAN_DEBUG=1 shows where"
@@ -182,7 +181,12 @@ def _is_closed_pipe(exc: OSError) -> bool:
 
 
 def _close_stdout() -> None:
-    """What is still buffered would fail again, with a message, when the interpreter ends."""
+    """What stdout does not take would fail again, with a message, when the interpreter ends."""
+    try:
+        sys.stdout.flush()
+        return
+    except (OSError, ValueError):
+        pass
     with contextlib.suppress(OSError, ValueError):
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, sys.stdout.fileno())
