@@ -31,7 +31,7 @@ bench: $(VENV)/.installed
 
 # A new environment only for new dependencies; an edited source file is a quick reinstall.
 $(VENV)/.made: pyproject.toml
-	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed")'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed")'
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 

@@ -282,3 +282,19 @@ def test_the_watchdog_ends_its_thread():
     dog.close()
     assert not thread.is_alive()
     dog.close()
+
+
+def test_a_defect_in_the_watch_over_one_stream_leaves_the_others_watched(open_rig, monkeypatch):
+    broken, other = open_rig("ext"), open_rig("ext")
+    seen: list[float] = []
+    monkeypatch.setattr(broken.stream, "tick", lambda now: 1 / 0)
+    monkeypatch.setattr(other.stream, "tick", seen.append)
+    dog = Watchdog(0.2)
+    try:
+        dog.watch(broken.stream)
+        dog.watch(other.stream)
+        wait_until(lambda: broken.stream.lost is not None)
+        so_far = len(seen)
+        wait_until(lambda: len(seen) > so_far + 2)
+    finally:
+        dog.close()

@@ -7,6 +7,7 @@ live as long as the process, since C keeps their addresses.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ def wrap(prototype: Any, function: Callable[..., Any], failure: Any, name: str) 
         try:
             return function(*args)
         except BaseException as exc:
-            _report(name, args[0], exc)
+            with contextlib.suppress(BaseException):
+                _report(name, args[0], exc)
             return failure
 
     def counted(*args: Any) -> Any:

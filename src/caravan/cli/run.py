@@ -89,7 +89,8 @@ def command(**options: Any) -> None:
             on_text=_write,
             **_params(options),
         )
-    click.echo()
+    # stdout gets the text and nothing else; where both go to one screen, a new line begins
+    click.echo(err=not sys.stdout.isatty())
     click.echo(_told(report), err=True)
 
 

@@ -77,9 +77,9 @@ class Model:
         check_all(self.devices)
         self.shares = self._split()
         self._llama = engine.load().llama
-        orphans.free_all()
         try:
             with interrupt.deferred():
+                orphans.free_all()
                 self.handle = self._load(progress)
             # a write that is lost fails nothing in the engine
             check_all(self.devices)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 
+from caravan.errors import CaravanError
 from caravan.stream.dispatcher import Stream
 
 
@@ -32,7 +33,14 @@ class Watchdog:
                 if stream.ended:
                     self._streams.remove(stream)
                 else:
-                    stream.tick(now)
+                    self._look_at(stream, now)
+
+    def _look_at(self, stream: Stream, now: float) -> None:
+        try:
+            stream.tick(now)
+        except Exception as exc:
+            # a defect here must cost one stream, not the bound of every other one's waits
+            stream.fail(CaravanError(f"internal error: {exc!r}"), "watchdog")
 
     def close(self) -> None:
         """End the thread. Idempotent."""

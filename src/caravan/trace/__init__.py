@@ -1,0 +1,1 @@
+"""Counters that every floor may feed."""

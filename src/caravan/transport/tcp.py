@@ -19,7 +19,6 @@ from caravan.transport.endpoint import Endpoint
 
 # The kernel takes at most IOV_MAX parts a call; fewer keep one call short.
 _MAX_PARTS = 64
-_BUFFER_SIZE = 4 << 20
 
 
 class SocketTransport:
