@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -10,10 +11,12 @@ import caravan
 from caravan.backend import plugin as plugins
 from caravan.backend.device import RemoteDevice
 from caravan.engine import layouts
-from caravan.errors import UsageError
+from caravan.errors import ConnectError, UsageError
 from caravan.stream.session import Identity, Session, open_session
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
+
+_GRACE_SECONDS = 1.0
 
 
 class Cluster:
@@ -85,9 +88,11 @@ class _Opening:
         if late:
             session.close()
 
-    def wait(self) -> None:
-        """Until it has opened, or has failed."""
-        self._thread.join()
+    def wait(self, deadline: float) -> None:
+        """Until it has opened or failed; raises ConnectError when that takes too long."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            raise ConnectError(f"cannot connect to {self._endpoint}: it takes too long")
 
     def result(self) -> Session:
         """The session; raises why there is none."""
@@ -110,7 +115,8 @@ def connect(endpoints: Sequence[str], *, timeout: float = 30.0, extension: bool 
 
     Args:
         endpoints: `HOST:PORT` each (IPv6 in brackets; the port defaults to 50052), or `unix:PATH`.
-        timeout: seconds that a worker may be silent while it owes an answer.
+        timeout: seconds that a worker may be silent while it owes an answer, and that connecting
+            may take in all.
         extension: False speaks llama.cpp's plain RPC protocol even with a Caravan worker.
 
     Raises:
@@ -137,16 +143,23 @@ def connect(endpoints: Sequence[str], *, timeout: float = 30.0, extension: bool 
             use_extension=extension,
         )
 
+    # the steps of a handshake know better what was missing: leave them the first word
+    deadline = time.monotonic() + timeout + _GRACE_SECONDS
     openings = [_Opening(open_one, endpoint) for endpoint in parsed]
     try:
         for opening in openings:
-            opening.wait()
+            opening.wait(deadline)
         sessions = [opening.result() for opening in openings]
     except BaseException:
         for opening in openings:
             opening.give_up()
         watchdog.close()
         raise
+    return Cluster(sessions, _devices(plugin, sessions), watchdog)
+
+
+def _devices(plugin: plugins.Plugin, sessions: list[Session]) -> list[RemoteDevice]:
+    """The engine's devices for the sessions' links, numbered through all of them."""
     devices: list[RemoteDevice] = []
     for session in sessions:
         for link in session.links:
@@ -156,4 +169,4 @@ def connect(endpoints: Sequence[str], *, timeout: float = 30.0, extension: bool 
             # devices that share a connection are lost together
             shared = [device.name for device in devices if device.link.stream is link.stream]
             link.stream.device = ",".join(shared)
-    return Cluster(sessions, devices, watchdog)
+    return devices
