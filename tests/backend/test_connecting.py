@@ -35,6 +35,11 @@ def test_a_handshake_without_end_is_given_up(monkeypatch):
             thread.join(10)
 
 
+def test_an_endpoint_given_twice_is_refused():
+    with pytest.raises(UsageError, match="127.0.0.1:50052 is given twice"):
+        cluster.connect(["127.0.0.1:50052", "127.0.0.1:9", "127.0.0.1"])
+
+
 @pytest.mark.parametrize("timeout", [0, -1])
 def test_a_timeout_must_be_above_zero(timeout):
     with pytest.raises(UsageError):

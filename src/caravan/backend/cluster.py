@@ -120,13 +120,17 @@ def connect(endpoints: Sequence[str], *, timeout: float = 30.0, extension: bool 
         extension: False speaks llama.cpp's plain RPC protocol even with a Caravan worker.
 
     Raises:
-        UsageError: an endpoint is none, or there is none.
+        UsageError: an endpoint is none or comes twice, or there is none.
         ConnectError: a worker cannot be reached or refuses.
         ProtocolError: what answers does not go together with this head.
     """
     parsed = [Endpoint.parse(text) for text in endpoints]
     if not parsed:
         raise UsageError("no worker given: expected HOST:PORT")
+    twice = next((endpoint for endpoint in parsed if parsed.count(endpoint) > 1), None)
+    if twice is not None:
+        # its devices would have equal names and addresses, which the engine takes for the same
+        raise UsageError(f"{twice} is given twice; for more devices there, see caravan worker -d")
     if timeout <= 0:
         raise UsageError(f"timeout {timeout:g} s is not above 0")
     plugin = plugins.load()
