@@ -36,7 +36,7 @@ def test_a_handshake_without_end_is_given_up(monkeypatch):
 
 
 def test_an_endpoint_given_twice_is_refused():
-    with pytest.raises(UsageError, match="127.0.0.1:50052 is given twice"):
+    with pytest.raises(UsageError, match=r"127\.0\.0\.1:50052 is given twice"):
         cluster.connect(["127.0.0.1:50052", "127.0.0.1:9", "127.0.0.1"])
 
 
