@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # memory before set_tensor returns. Other writes are copied whatever their size: waiting for the
 # socket in the middle of a prompt would stop the pipeline.
 SNAPSHOT_MAX = 128 << 10
-_WEIGHTS = 1
 _string_at = ctypes.string_at
 _u64 = ctypes.c_uint64.from_address
 _i32 = ctypes.c_int32.from_address
@@ -126,7 +125,7 @@ def memset_tensor(pointer: int, tensor: int, value: int, offset: int, size: int)
 def set_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> None:
     buffer = buffers[pointer]
     target = RemoteTensor(tensor, buffer.handle)
-    if size > SNAPSHOT_MAX and buffer.usage == _WEIGHTS:
+    if size > SNAPSHOT_MAX and buffer.usage == layouts.USAGE_WEIGHTS:
         buffer.device.link.set_tensor(target, offset, memory(data, size), wait_sent=True)
     elif size:
         buffer.device.link.set_tensor(target, offset, _string_at(data, size))

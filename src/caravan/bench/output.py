@@ -130,7 +130,6 @@ _PRINTERS: dict[str, Callable[[TextIO], Printer]] = {
     "jsonl": JsonLinesPrinter,
     "sql": SqlPrinter,
 }
-FORMATS = ("csv", "json", "jsonl", "md", "sql")
 
 
 def make_printer(name: str, out: TextIO, host: Host, shown: Set[str]) -> Printer | None:

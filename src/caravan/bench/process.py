@@ -11,7 +11,6 @@ from caravan.errors import CaravanError, UsageError
 
 # Nice values that llama.cpp's tools use for the same words.
 _NICE = {-1: 5, 0: 0, 1: -5, 2: -10, 3: -20}
-PRIORITIES = tuple(_NICE)
 
 
 def set_priority(priority: int) -> None:
