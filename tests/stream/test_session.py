@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from caravan.errors import (
 )
 from caravan.stream.base_link import BaseLink
 from caravan.stream.ext_link import ExtLink
-from caravan.stream.session import Identity, Session, open_session
+from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_session
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
 from caravan.transport.tcp import SocketTransport
@@ -454,3 +455,31 @@ def test_repr(serve, watchdog):
     opened = open_to(server, watchdog)
     assert repr(opened) == f"<Session at {server.endpoint}, protocol 7.0.0, 1 devices>"
     opened.close()
+
+
+class _Frozen:
+    """A stream whose peer takes nothing any more: closing takes all the time that it is given."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self._clock = clock
+
+    def close(self, *, timeout: float) -> None:
+        self._clock[0] += timeout
+
+
+class _FrozenLink:
+    def __init__(self, clock: list[float]) -> None:
+        self.stream = _Frozen(clock)
+
+    def bye(self) -> None:
+        pass
+
+
+def test_frozen_streams_share_one_bound_when_a_session_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("caravan.stream.session.time.monotonic", lambda: clock[0])
+    links: list[Any] = [_FrozenLink(clock), _FrozenLink(clock)]
+    Session(Endpoint("127.0.0.1", 1), links, V8).close()
+    assert clock[0] == 100.0 + CLOSE_SECONDS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from caravan import interrupt
 from caravan.backend import callbacks
-from caravan.backend.buffer import buffers, copy_within, memory, set_tensor
+from caravan.backend.buffer import buffers, copy_within, set_tensor, start_read
 from caravan.backend.graph import Graph
 from caravan.backend.tensor import BUFFER_AT, DATA_AT, RemoteTensor
 from caravan.engine import layouts
@@ -95,12 +95,8 @@ def set_tensor_async(pointer: int, tensor: int, data: int, offset: int, size: in
 def get_tensor_async(pointer: int, tensor: int, data: int, offset: int, size: int) -> None:
     if not size:
         return
-    backend = backends[pointer]
-    source = buffers[_u64(_storage(tensor) + BUFFER_AT).value]
-    ticket = backend.device.link.get_tensor(
-        RemoteTensor(tensor, source.handle), offset, size, memory(data, size)
-    )
-    backend.expect(ticket)
+    buffer = _u64(_storage(tensor) + BUFFER_AT).value
+    backends[pointer].expect(start_read(buffer, tensor, data, offset, size))
 
 
 def cpy_tensor_async(backend_src: int, backend_dst: int, src: int, dst: int) -> bool:

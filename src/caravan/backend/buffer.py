@@ -16,6 +16,7 @@ from caravan.backend.tensor import BUFFER_AT, RemoteTensor
 from caravan.engine import layouts
 from caravan.errors import CaravanError, DeviceError
 from caravan.stream.link import RemoteAllocation, TensorRef
+from caravan.stream.ticket import Ticket
 
 if TYPE_CHECKING:
     from caravan.backend.device import RemoteDevice
@@ -134,12 +135,19 @@ def set_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> 
 def get_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> None:
     if not size:
         return
-    buffer = buffers[pointer]
-    target = memory(data, size)
-    ticket = buffer.device.link.get_tensor(
-        RemoteTensor(tensor, buffer.handle), offset, size, target
-    )
-    ticket.settle(interrupt.pending)
+    start_read(pointer, tensor, data, offset, size).settle(interrupt.pending)
+
+
+def start_read(pointer: int, tensor: int, data: int, offset: int, size: int) -> Ticket:
+    """A read from a buffer into the engine's memory, which gets zeros if it cannot be asked for."""
+    try:
+        buffer = buffers[pointer]
+        return buffer.device.link.get_tensor(
+            RemoteTensor(tensor, buffer.handle), offset, size, memory(data, size)
+        )
+    except BaseException:
+        ctypes.memset(data, 0, size)
+        raise
 
 
 def cpy_tensor(pointer: int, src: int, dst: int) -> bool:

@@ -12,7 +12,7 @@ from caravan.backend import plugin as plugins
 from caravan.backend.device import RemoteDevice
 from caravan.engine import layouts
 from caravan.errors import ConnectError, UsageError
-from caravan.stream.session import Identity, Session, open_session
+from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_session
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
 
@@ -56,8 +56,10 @@ class Cluster:
 
     def close(self) -> None:
         """Take leave of the workers. Idempotent. What still uses the devices gets errors."""
+        # one bound for all: several workers that have frozen are no worse than one
+        deadline = time.monotonic() + CLOSE_SECONDS
         for session in self._sessions:
-            session.close()
+            session.close(deadline)
         self._watchdog.close()
         for device in self.devices:
             device.plugin.forget(device)

@@ -446,11 +446,13 @@ class Stream:
     def close(self, *, timeout: float = 5.0) -> None:
         """Send what is queued, `timeout` seconds at most, and close. Idempotent."""
         deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
+        while True:
             with self._lock:
                 self._pump()
                 if self.lost is not None or self._closing or not (self._iov or self._queue):
                     break
+            if time.monotonic() >= deadline:
+                break
             time.sleep(0.002)
         with self._lock:
             if not self._closing:

@@ -7,6 +7,7 @@ ggml-rpc server, which serves a single client.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ from caravan.wire.extension import DeviceInfo, SessionReply, SessionRequest
 from caravan.wire.versions import Version, check_server
 
 _MAX_DEVICES = 16
+CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,18 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session at {self.endpoint}, protocol {self.version}, {len(self.links)} devices>"
 
-    def close(self) -> None:
-        """Take leave and close every connection. Idempotent."""
-        streams = dict.fromkeys(link.stream for link in self.links)
+    def close(self, deadline: float | None = None) -> None:
+        """Take leave and close every connection. Idempotent.
+
+        Args:
+            deadline: of time.monotonic, for what is still queued; in a few seconds if it is None.
+        """
+        if deadline is None:
+            deadline = time.monotonic() + CLOSE_SECONDS
         for link in self.links:
             link.bye()
-        for stream in streams:
-            stream.close()
+        for stream in dict.fromkeys(link.stream for link in self.links):
+            stream.close(timeout=max(0.0, deadline - time.monotonic()))
 
 
 def open_session(
