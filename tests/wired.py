@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,3 +101,11 @@ class Side:
         if self.error is not None:
             raise self.error
         return self.result
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """For what no event tells."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.001)

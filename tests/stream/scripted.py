@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from caravan.stream.dispatcher import Stream
@@ -17,7 +16,7 @@ from caravan.transport.reader import Reader
 from caravan.wire import codec
 from caravan.wire.commands import BASE_7, BASE_8, EXT, Command, Ext
 from caravan.wire.extension import FRAME
-from wired import PATIENCE, send_all
+from wired import send_all
 
 SET, GET, CLEAR, ALLOC = EXT[Ext.SET], EXT[Ext.GET], EXT[Ext.CLEAR], EXT[Ext.ALLOC]
 RECOMPUTE, MEMORY = EXT[Ext.GRAPH_RECOMPUTE], EXT[Ext.MEMORY]
@@ -100,14 +99,6 @@ def make_rig(
     framing = ExtFraming() if table is None else BaseFraming()
     stream = Stream(near, framing, "host:50052", device, timeout)
     return Rig(stream, Peer(far, table), near)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """For what no event tells."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.001)
 
 
 def stream_threads() -> list[str]:

@@ -15,8 +15,8 @@ from caravan.stream.ticket import Ticket
 from caravan.wire.commands import SET_ENTRY
 from caravan.wire.extension import MAX_SET_MANY, DeviceInfo, Status
 from caravan.wire.versions import V7, V8
-from stream.scripted import Rig, wait_until
-from wired import PATIENCE, Side
+from stream.scripted import Rig
+from wired import PATIENCE, Side, wait_until
 
 INFO = DeviceInfo("CPU", "a processor", 0, 1, 10, 20, 32, 1 << 40, True)
 BASE = 1 << 40

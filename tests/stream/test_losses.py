@@ -7,8 +7,8 @@ import pytest
 from caravan.errors import CaravanError, ConnectionClosed, RemoteProtocolError, WorkerLost
 from caravan.stream.ticket import Ticket
 from caravan.wire import codec
-from stream.scripted import ALLOC, CLEAR, GET, RECOMPUTE, Rig, stream_threads, wait_until
-from wired import PATIENCE, Side
+from stream.scripted import ALLOC, CLEAR, GET, RECOMPUTE, Rig, stream_threads
+from wired import PATIENCE, Side, wait_until
 
 
 def check_lost(rig: Rig, command: str, *tickets: Ticket) -> None:

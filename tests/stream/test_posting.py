@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from caravan.errors import WorkerLost
 from caravan.stream import dispatcher
 from caravan.stream.ticket import Ticket
-from stream.scripted import ALLOC, CLEAR, GET, RECOMPUTE, SET, make_rig, wait_until
-from wired import Side
+from stream.scripted import ALLOC, CLEAR, GET, RECOMPUTE, SET, make_rig
+from wired import Side, wait_until
 
 
 def test_commands_leave_in_order_with_their_numbers(rig):

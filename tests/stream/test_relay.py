@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from caravan.errors import CaravanError, ConnectionClosed, RemoteError, WorkerLost
 from caravan.stream.ticket import Ticket
 from caravan.wire.commands import Ext
-from stream.scripted import ALLOC, GET, SET, Peer, Rig, make_rig, wait_until
-from wired import PATIENCE, Side
+from stream.scripted import ALLOC, GET, SET, Peer, Rig, make_rig
+from wired import PATIENCE, Side, wait_until
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from caravan.errors import CaravanError, RemoteError, RemoteProtocolError, Worke
 from caravan.stream.ticket import Ticket
 from caravan.wire import codec
 from caravan.wire.extension import MAX_ERROR_TEXT
-from stream.scripted import ALLOC, CLEAR, GET, MEMORY, RECOMPUTE, Rig, wait_until
-from wired import PATIENCE, Side
+from stream.scripted import ALLOC, CLEAR, GET, MEMORY, RECOMPUTE, Rig
+from wired import PATIENCE, Side, wait_until
 
 
 def lost_by(rig: Rig, *tickets: Ticket) -> WorkerLost:

@@ -29,8 +29,8 @@ from caravan.wire import codec, extension
 from caravan.wire.commands import BASE_8
 from caravan.wire.extension import DeviceInfo, SessionReply
 from caravan.wire.versions import V7, V8, Version
-from stream.scripted import Peer, stream_threads, wait_until
-from wired import PATIENCE, Side
+from stream.scripted import Peer, stream_threads
+from wired import PATIENCE, Side, wait_until
 
 OPS = ("NONE", "DUP", "ADD")
 IDENTITY = Identity("0.1.0", "0.26.0", OPS)

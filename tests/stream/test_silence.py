@@ -9,8 +9,8 @@ from caravan.stream.ticket import Ticket
 from caravan.stream.watchdog import Watchdog
 from caravan.wire import codec
 from caravan.wire.commands import BASE_7, Base
-from stream.scripted import GET, RECOMPUTE, Rig, make_rig, wait_until
-from wired import PATIENCE, Side
+from stream.scripted import GET, RECOMPUTE, Rig, make_rig
+from wired import PATIENCE, Side, wait_until
 
 
 def pass_time(rig: Rig, clock, seconds: float, step: float = 0.5) -> None:

@@ -19,6 +19,7 @@ from caravan.wire.commands import Base, Ext
 from caravan.wire.extension import Status
 from caravan.worker.local import LocalWorkers, Worker
 from leaks import running
+from wired import wait_until
 from worker.raw_client import ADD, BaseClient, Closed, ExtClient, Wire, linear_rows, row
 
 COMMAND = [sys.executable, "-m", "caravan", "worker"]
@@ -34,13 +35,6 @@ def children(pid: int) -> list[int]:
 def session_of(worker: Worker, before: list[int]) -> int:
     """The session process that has taken a connection: the oldest that is not a spare."""
     return sorted(set(children(worker.pid)) & set(before))[0]
-
-
-def wait_for(condition, timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.01)
 
 
 def descriptors(pid: int) -> int:
@@ -64,7 +58,7 @@ def test_a_killed_session_leaves_the_worker_serving() -> None:
             client.assert_closed()
         with ExtClient(worker.endpoint) as client:
             client.alloc(64)
-        wait_for(lambda: any("died by signal SIGKILL" in line for line in worker.messages()))
+        wait_until(lambda: any("died by signal SIGKILL" in line for line in worker.messages()))
 
 
 def test_a_second_head_is_served_while_the_first_computes() -> None:
@@ -88,7 +82,7 @@ def test_leaving_in_the_middle_of_a_computation_frees_the_session() -> None:
         busy_graph(client, 100_000)
         session = session_of(worker, spare)
         client.close()
-        wait_for(lambda: session not in children(worker.pid))
+        wait_until(lambda: session not in children(worker.pid))
         assert not running(session)
 
 
@@ -161,11 +155,11 @@ def test_descriptors_do_not_leak() -> None:
             return len(children(worker.pid)) == 1
 
         rounds(1)
-        wait_for(quiet)
+        wait_until(quiet)
         before = descriptors(worker.pid)
         rounds(5)
-        wait_for(quiet)
-        wait_for(lambda: descriptors(worker.pid) <= before)
+        wait_until(quiet)
+        wait_until(lambda: descriptors(worker.pid) <= before)
 
 
 def test_session_processes_do_not_hold_each_others_connections() -> None:
@@ -189,7 +183,7 @@ def test_too_many_sessions_are_told_so() -> None:
             late.assert_closed()
         for client in clients:
             client.close()
-        wait_for(lambda: len(children(worker.pid)) <= 1)
+        wait_until(lambda: len(children(worker.pid)) <= 1)
         with ExtClient(worker.endpoint) as client:
             client.fence()
 
@@ -310,7 +304,7 @@ def test_a_local_worker_dies_with_its_parent() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     pid = int(done.stdout)
-    wait_for(lambda: not running(pid))
+    wait_until(lambda: not running(pid))
 
 
 def test_a_local_worker_says_why_it_did_not_start() -> None:
