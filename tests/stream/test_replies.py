@@ -7,6 +7,7 @@ import pytest
 from caravan.errors import CaravanError, RemoteError, RemoteProtocolError, WorkerLost
 from caravan.stream.ticket import Ticket
 from caravan.wire import codec
+from caravan.wire.commands import EXT, Ext
 from caravan.wire.extension import MAX_ERROR_TEXT
 from stream.scripted import ALLOC, CLEAR, GET, MEMORY, RECOMPUTE, Rig
 from wired import PATIENCE, Side, wait_until
@@ -213,3 +214,43 @@ def test_memory_that_was_taken_away_is_an_error_and_no_hang(rig):
     rig.near.set_capacity(1000)
     with pytest.raises(CaravanError):
         ticket.wait(PATIENCE)
+
+
+PING = EXT[Ext.PING]
+
+
+def test_what_is_answered_aside_may_come_first(rig):
+    ordered = rig.get(3)
+    aside = [Ticket("PING", 0) for _ in range(2)]
+    for ticket in aside:
+        rig.stream.post(PING, [], ticket)
+    last = rig.get(2)
+    requests = [rig.peer.request() for _ in range(4)]
+    for number, data in ((2, b""), (0, b"abc"), (1, b""), (3, b"de")):
+        rig.peer.reply(requests[number], data)
+    assert [t.wait(PATIENCE) for t in (ordered, *aside, last)] == [b"abc", b"", b"", b"de"]
+    assert rig.stream.lost is None
+
+
+def test_what_is_answered_aside_is_lost_with_the_stream(rig):
+    ticket = Ticket("PING", 0)
+    rig.stream.post(PING, [], ticket)
+    rig.peer.close()
+    lost_by(rig, ticket)
+
+
+def test_an_answer_aside_may_be_a_refusal(rig):
+    ticket = Ticket("PING", 0, fatal=False)
+    rig.stream.post(PING, [], ticket)
+    rig.peer.reply(rig.peer.request("PING"), b"not today", 6)
+    with pytest.raises(RemoteError, match="not today"):
+        ticket.wait(PATIENCE)
+    assert rig.stream.lost is None
+
+
+@pytest.mark.parametrize("size", [0, 3, 4])
+def test_a_reply_of_a_size_that_is_not_known(rig, size):
+    ticket = Ticket("GET", 4, at_most=True)
+    rig.stream.post(GET, [GET.request.pack(0, 4)], ticket)
+    rig.peer.reply(rig.peer.request(), b"x" * size)
+    assert ticket.wait(PATIENCE) == b"x" * size

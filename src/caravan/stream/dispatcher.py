@@ -10,7 +10,6 @@ and tickets fail at once. Sending, receiving and losing share one lock and so on
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from caravan.errors import (
     TransportTimeout,
     WorkerLost,
 )
+from caravan.stream.due import Due
 from caravan.stream.framing import Framing, Reply
 from caravan.stream.message import Message, Part, length
 from caravan.stream.ticket import Ticket
@@ -77,7 +77,7 @@ class Stream:
         self._lock = threading.Lock()
         self._queue: deque[Message] = deque()
         self._iov: deque[Buffer] = deque()
-        self._pending: deque[Ticket] = deque()
+        self._due = Due()
         self._gates: list[Ticket] = []
         self._queued = 0
         self._seq = 0
@@ -102,7 +102,7 @@ class Stream:
         state = "lost" if self.lost else "closed" if self._closing else "open"
         return (
             f"<Stream {self.device} at {self.endpoint} {state}: {self.commands} commands, "
-            f"{len(self._pending)} replies due, {self._queued} bytes queued>"
+            f"{len(self._due)} replies due, {self._queued} bytes queued>"
         )
 
     @property
@@ -176,10 +176,7 @@ class Stream:
 
     def last_ticket(self) -> Ticket | None:
         """The newest reply that is still due."""
-        try:
-            return self._pending[-1]
-        except IndexError:
-            return None
+        return self._due.newest()
 
     def flush(self) -> None:
         """Send what was corked."""
@@ -197,14 +194,14 @@ class Stream:
         if ticket is not None:
             ticket.seq = self._seq
             self._owe()
-            self._pending.append(ticket)
+            self._due.add(ticket, command.aside)
         self._queue.append(message)
         self._queued += message.size
         self.commands += 1
 
     def _owe(self) -> None:
         """Something becomes due: silence counts from now, not from the last idle hour."""
-        if not self._pending and not self._iov:
+        if not self._due and not self._iov:
             self._last_life = time.monotonic()
 
     def _wait_for_room(self) -> None:
@@ -316,11 +313,11 @@ class Stream:
         """The receiver thread."""
         try:
             while not self._done():
-                reply = self._framing.read_reply(self._reader, self._pending)
+                reply = self._framing.read_reply(self._reader, self._due)
                 self._last_life = time.monotonic()
                 self._deliver(reply)
         except Exception as exc:
-            self.fail(_own(exc), self._due("receive"))
+            self.fail(_own(exc), self._next("receive"))
 
     def _deliver(self, reply: Reply) -> None:
         ticket = reply.ticket
@@ -359,12 +356,10 @@ class Stream:
         if ticket is not None:
             ticket.fail(self.lost or cause)
 
-    def _due(self, otherwise: str) -> str:
-        """The command whose reply is due next; the receiver may take it away at any time."""
-        try:
-            return self._pending[0].name
-        except IndexError:
-            return otherwise
+    def _next(self, otherwise: str) -> str:
+        """The command whose reply is due next."""
+        ticket = self._due.oldest() or self._due.aside()
+        return ticket.name if ticket is not None else otherwise
 
     # the end
 
@@ -383,7 +378,7 @@ class Stream:
             quiet = now - self._last_life
             if quiet > self.timeout:
                 error = TransportTimeout(f"no sign of life for {self.timeout:g} s")
-                self._fail_locked(error, self._due("send"))
+                self._fail_locked(error, self._next("send"))
             elif quiet > self.timeout / 3 and self._framing.can_ping and not self._pinged:
                 self._ping()
 
@@ -391,10 +386,9 @@ class Stream:
         """Whether the next move is the peer's."""
         if self._iov:
             return True
-        try:
-            oldest = self._pending[0]
-        except IndexError:
-            return False
+        oldest = self._due.oldest()
+        if oldest is None:
+            return bool(self._due)
         # a request that waits here for another stream is not this peer's debt; where it can be
         # asked for a sign of life, that is asked all the same
         posted_since = (self._seq - oldest.seq) & 0xFFFFFFFF
@@ -432,15 +426,12 @@ class Stream:
         self._queue.clear()
         self._iov.clear()
         self._queued = 0
-        pending: list[Ticket] = []
-        # One by one: a ticket belongs to who takes it off. One that the receiver has taken may be
-        # read into the caller's memory at this moment, so the receiver alone may settle it.
-        with contextlib.suppress(IndexError):
-            while True:
-                pending.append(self._pending.popleft())
+        # One that the receiver has taken may be read into the caller's memory at this moment, so
+        # the receiver alone may settle it.
+        due = self._due.take_all()
         self._room.notify_all()
         self._blocked.set()
-        for ticket in pending:
+        for ticket in due:
             ticket.fail(error)
 
     def close(self, *, timeout: float = 5.0) -> None:

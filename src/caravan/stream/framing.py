@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
 from caravan.errors import CaravanError, RemoteError, RemoteProtocolError
+from caravan.stream.due import Due
 from caravan.stream.ticket import Ticket
 from caravan.transport.reader import Reader
 from caravan.wire import codec
@@ -47,11 +47,11 @@ class Framing(Protocol):
     def header(self, number: int, seq: int, size: int) -> bytes:
         """The bytes before a payload of `size` bytes."""
 
-    def read_reply(self, reader: Reader, pending: deque[Ticket]) -> Reply:
-        """Wait for the next reply's header, and match it; takes its ticket off `pending`.
+    def read_reply(self, reader: Reader, due: Due) -> Reply:
+        """Wait for the next reply's header, and match it; takes its ticket off `due`.
 
         A ticket that was taken off is always returned, so that none is forgotten: what is wrong
-        with its reply goes into `Reply.error`. A loss may empty `pending` at any time.
+        with its reply goes into `Reply.error`. A loss may empty `due` at any time.
         """
 
 
@@ -63,33 +63,32 @@ class BaseFraming:
     def header(self, number: int, seq: int, size: int) -> bytes:
         return codec.base_request(number, size)
 
-    def read_reply(self, reader: Reader, pending: deque[Ticket]) -> Reply:
+    def read_reply(self, reader: Reader, due: Due) -> Reply:
         (length,) = codec.BASE_REPLY.unpack(reader.read(codec.BASE_REPLY.size))
-        try:
-            ticket = pending.popleft()
-        except IndexError as exc:
-            raise RemoteProtocolError("a reply that nothing asked for") from exc
+        ticket = due.take_oldest()
+        if ticket is None:
+            raise RemoteProtocolError("a reply that nothing asked for")
         return _sized(ticket.name, ticket, length)
 
 
 class ExtFraming:
-    """The extension: in request order, except PING's; errors also for silent commands."""
+    """The extension: in request order, except those aside; errors also for silent commands."""
 
     can_ping = True
 
     def header(self, number: int, seq: int, size: int) -> bytes:
         return codec.ext_frame(number, seq, size)
 
-    def read_reply(self, reader: Reader, pending: deque[Ticket]) -> Reply:
+    def read_reply(self, reader: Reader, due: Due) -> Reply:
         number, status, _flags, seq, length = FRAME.unpack(reader.read(FRAME.size))
         row = EXT.get(number)
         if row is None:
             raise RemoteProtocolError(f"reply to an unknown command {number}")
-        if number == Ext.PING:
+        if number == Ext.PING and seq == 0:
             if length or status:
                 raise RemoteProtocolError("a PING reply with a payload")
             return Reply(row.name, None, 0, pong=True)
-        ticket = self._match(row.name, seq, pending)
+        ticket = due.take_aside(seq) if row.aside else self._match(row.name, seq, due)
         if status:
             return Reply(row.name, ticket, 0, self._error(status, length, reader))
         if ticket is None:
@@ -100,16 +99,15 @@ class ExtFraming:
         return _sized(row.name, ticket, length)
 
     @staticmethod
-    def _match(name: str, seq: int, pending: deque[Ticket]) -> Ticket | None:
-        try:
-            due = pending[0].seq
-            if due == seq:
-                return pending.popleft()
-        except IndexError:
+    def _match(name: str, seq: int, due: Due) -> Ticket | None:
+        oldest = due.oldest()
+        if oldest is None:
             return None
+        if oldest.seq == seq:
+            return due.take_oldest()
         # an error of a silent command stands before the next reply that is due
-        if (seq - due) & 0xFFFFFFFF < _HALF:
-            raise RemoteProtocolError(f"reply to {name} #{seq} before #{due}")
+        if (seq - oldest.seq) & 0xFFFFFFFF < _HALF:
+            raise RemoteProtocolError(f"reply to {name} #{seq} before #{oldest.seq}")
         return None
 
     @staticmethod
@@ -123,7 +121,7 @@ class ExtFraming:
 
 
 def _sized(name: str, ticket: Ticket, length: int) -> Reply:
-    if length == ticket.size:
+    if length == ticket.size or (ticket.at_most and length < ticket.size):
         return Reply(name, ticket, length)
     error = RemoteProtocolError(f"reply to {name} has {length} bytes, expected {ticket.size}")
     return Reply(name, ticket, 0, error)

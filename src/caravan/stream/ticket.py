@@ -21,7 +21,7 @@ class Ticket:
 
     Attributes:
         name: the command, for messages.
-        size: bytes that the reply must have.
+        size: bytes that the reply must have; at most, if `at_most`.
         data: the reply once it is done, unless it went to the caller's memory.
         error: why there is no reply, once it failed.
         seq: sequence number of the request in the extension.
@@ -34,6 +34,7 @@ class Ticket:
         "_once",
         "_target",
         "_waiters",
+        "at_most",
         "data",
         "done",
         "error",
@@ -44,13 +45,19 @@ class Ticket:
     )
 
     def __init__(
-        self, name: str, size: int, target: memoryview | None = None, fatal: bool = True
+        self,
+        name: str,
+        size: int,
+        target: memoryview | None = None,
+        fatal: bool = True,
+        at_most: bool = False,
     ) -> None:
         self.name = name
         self.size = size
         # whoever pops it, a receiver or a caller who gives up, is alone in touching that memory
         self._target = [] if target is None else [target]
         self.fatal = fatal
+        self.at_most = at_most
         self.data: bytes | bytearray = b""
         self.error: CaravanError | None = None
         self.done = False

@@ -27,6 +27,7 @@ class Command:
         tail: whether a variable number of bytes follows the fixed part.
         reply: the fixed part of the reply; None for a silent command.
         reply_tail: whether a variable number of bytes follows in the reply.
+        aside: whether it is answered when it arrives, ahead of replies that are still due.
     """
 
     number: int
@@ -35,6 +36,7 @@ class Command:
     tail: bool = False
     reply: Layout | None = None
     reply_tail: bool = False
+    aside: bool = False
 
     @property
     def silent(self) -> bool:
@@ -236,7 +238,7 @@ EXT: dict[int, Command] = {
         ),
         Command(Ext.GRAPH_RECOMPUTE, "GRAPH_RECOMPUTE", Layout((("uid", "Q"),), 8)),
         Command(Ext.MEMORY, "MEMORY", EMPTY, reply=MEMORY_REPLY),
-        Command(Ext.PING, "PING", EMPTY, reply=EMPTY),
+        Command(Ext.PING, "PING", EMPTY, reply=EMPTY, aside=True),
         Command(Ext.BYE, "BYE", EMPTY),
         Command(Ext.INIT_TENSOR, "INIT_TENSOR", EMPTY, tail=True),
         Command(Ext.ALLOC_SIZE, "ALLOC_SIZE", EMPTY, tail=True, reply=U64),

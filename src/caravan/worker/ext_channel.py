@@ -18,7 +18,7 @@ from caravan.worker.buffers import BufferTable
 from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote
 from caravan.worker.copies import Snapshot
 from caravan.worker.executor import Job
-from caravan.worker.handlers import HANDLERS, MAX_RECORDS, Handler
+from caravan.worker.handlers import ASIDE, HANDLERS, MAX_RECORDS, Handler
 from caravan.worker.lane import Lane
 from caravan.worker.pair import ReadingPair
 from caravan.worker.replies import NOTHING, Parts
@@ -87,11 +87,20 @@ class ExtChannel(Channel):
             self._refuse(number, seq, bad(f"{command.name} cannot have {length} bytes"))
         elif number == Ext.SET:
             self._set(command, seq, length)
-        elif number == Ext.PING:
-            self.replies.now((ext_frame(number, seq, 0),))
+        elif command.aside:
+            self._aside(command, seq, self.reader.read(length))
         else:
             return self._simple(command, seq, self.reader.read(length))
         return None
+
+    def _aside(self, command: Command, seq: int, payload: bytes) -> None:
+        """Answer now, whatever the device is at and whatever is still to be answered."""
+        try:
+            parts = ASIDE[command.number](self.lane, payload)
+        except Exception as exc:
+            self.replies.now(error_reply(command.number, seq, as_remote(exc)))
+        else:
+            self.replies.now((ext_frame(command.number, seq, sum(map(len, parts))), *parts))
 
     def _simple(self, command: Command, seq: int, payload: bytes) -> Job | None:
         if command.number == Ext.GRAPH_COMPUTE:

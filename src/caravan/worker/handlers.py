@@ -1,7 +1,8 @@
 """The extension's commands: one small function each, found through `HANDLERS`.
 
-A handler runs at its device's turn, gets the fixed payload and returns the body of the reply; a
-refusal is an exception. SET, GRAPH_COMPUTE, PING, BYE and SESSION are the channel's own affair.
+A handler runs at its device's turn (those in `ASIDE`: at once, on the reading thread), gets the
+fixed payload and returns the body of the reply; a refusal is an exception. SET, GRAPH_COMPUTE, BYE
+and SESSION are the channel's own affair.
 """
 
 from __future__ import annotations
@@ -112,6 +113,10 @@ def fence(lane: Lane, payload: bytes) -> Parts:
     return NOTHING
 
 
+def ping(lane: Lane, payload: bytes) -> Parts:
+    return NOTHING
+
+
 def init_tensor(lane: Lane, payload: bytes) -> Parts:
     """Only devices that pad their tensors have anything to do here."""
     table = _records(payload)
@@ -151,3 +156,5 @@ HANDLERS: dict[int, Handler] = {
     Ext.INIT_TENSOR: init_tensor,
     Ext.ALLOC_SIZE: alloc_size,
 }
+
+ASIDE: dict[int, Handler] = {Ext.PING: ping}
