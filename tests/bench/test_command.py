@@ -116,7 +116,7 @@ def test_endpoints_from_the_environment(rig: FakeRig, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["-mmp", "1"], "No such option '-mmp'"),
+        (["-mmp", "1"], "no such option '-mmp'"),
         (["--bogus"], "--bogus"),
         (["-t4"], "-t4"),
         (["stray"], "stray"),

@@ -102,12 +102,40 @@ def test_wrong_value_is_2(command, capsys):
     assert capsys.readouterr().err == "caravan: error: bad endpoint\n"
 
 
-@pytest.mark.parametrize("arguments", [["nothing"], ["--nothing"], ["model", "get"], []])
-def test_wrong_usage_is_2(arguments, capsys):
-    assert main(arguments) == 2
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("nothing", "no such command 'nothing'"),
+        ("--nothing", "no such option '--nothing'"),
+        ("run", "missing option '-m' / '--model'"),
+        ("run -m x", "give the prompt with either -p or -f"),
+        ("run -m x -fa perhaps", "invalid value for '-fa' / '--flash-attn'"),
+        ("bench -mmp 1", "no such option '-mmp'"),
+        ("bench -r x", "invalid value for '-r' / '--repetitions'"),
+        ("bench -p x", "--n-prompt: 'x' is no number"),
+        ("demo --timeout x", "invalid value for '--timeout'"),
+        ("model get", "missing argument 'NAME'"),
+        ("worker -p x", "invalid value for '-p' / '--port'"),
+        ("worker -c", "--cache is not supported yet"),
+        ("worker -d CPU:x", "device 'CPU:x': threads must be"),
+    ],
+)
+def test_wrong_usage_is_2_and_one_line(words, told, capsys):
+    assert main(words.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "Usage: caravan" in err
+    assert err.startswith(f"caravan: error: {told}")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    assert not err.endswith(".\n")
+
+
+@pytest.mark.parametrize("words", [[], ["model"]])
+def test_no_command_shows_the_commands(words, capsys):
+    main(words)
+    out, err = capsys.readouterr()
+    assert (out + err).startswith("Usage: caravan")
+    assert "Commands:" in out + err
 
 
 def test_missing_module_is_wrong_usage_not_a_traceback(monkeypatch, capsys):
@@ -168,6 +196,18 @@ def test_reader_that_leaves_is_quiet():
         child.stdout.close()
         assert child.stderr.read() == b""
     assert child.returncode == 1
+
+
+@pytest.mark.parametrize("words", ["--help", "model ls", "bench --help"])
+def test_reader_that_was_never_there_is_quiet(words):
+    """Little output fails at the last flush only."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "caravan", *words.split()], stdout=pipe, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

@@ -35,6 +35,10 @@ COMMANDS = {
 }
 
 
+# How newer versions of click leave to show the help of a group that was given no command.
+_NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
 def dashed(name: str) -> str:
     """Long options take `_` for `-`, as llama.cpp's tools do."""
     return name.replace("_", "-")
@@ -142,9 +146,11 @@ def _report(exc: BaseException) -> int:
     if isinstance(exc, (KeyboardInterrupt, click.Abort)):
         _say("caravan: interrupted")
         return 130
+    if isinstance(exc, _NO_ARGUMENTS):
+        _say(exc.format_message())
+        return 2
     if isinstance(exc, click.ClickException):
-        with contextlib.suppress(OSError):
-            exc.show()
+        _say(f"caravan: error: {_in_our_words(exc)}")
         return 2 if isinstance(exc, click.UsageError) else 1
     if isinstance(exc, OSError) and _is_closed_pipe(exc):
         _close_stdout()
@@ -160,6 +166,12 @@ def _report(exc: BaseException) -> int:
     hint = "CARAVAN_DEBUG=1 shows where"
     _say(f"caravan: internal error: {type(exc).__name__}: {_one_line(exc)} ({hint})")
     return 1
+
+
+def _in_our_words(exc: click.ClickException) -> str:
+    """click's message, spelled as all others: no capital, no full stop."""
+    text = " ".join(exc.format_message().split()).removesuffix(".")
+    return text[:1].lower() + text[1:]
 
 
 def _one_line(exc: BaseException) -> str:

@@ -134,7 +134,7 @@ def _params(options: dict[str, Any]) -> dict[str, Any]:
 
 def _prompt(text: str | None, file: Any) -> str:
     if (text is None) == (file is None):
-        raise click.UsageError("Give the prompt with either -p or -f.")
+        raise UsageError("give the prompt with either -p or -f")
     if file is not None:
         return str(file.read())
     return sys.stdin.read() if text == "-" else str(text)

@@ -5,6 +5,7 @@ Parses, checks, and runs the supervisor; imports nothing heavy.
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import click
@@ -79,13 +80,10 @@ def command(
     from caravan.worker.supervisor import Settings, Supervisor
 
     if cache:
-        raise click.UsageError("--cache: not yet")
+        raise UsageError("--cache is not supported yet")
     if devices:
-        try:
-            worker_devices.parse(devices)
-        except UsageError as exc:
-            raise click.UsageError(str(exc)) from exc
-    if not is_loopback(host):
+        worker_devices.parse(devices)
+    if not is_loopback(host) and _is_known(host):
         _warn(host)
     settings = Settings(
         host=host,
@@ -98,6 +96,14 @@ def command(
         parent_fd=parent_fd,
     )
     sys.exit(Supervisor(settings).run())
+
+
+def _is_known(host: str) -> bool:
+    """One that is not fails a moment later, in one line."""
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except (OSError, UnicodeError):
+        return False
 
 
 def _warn(host: str) -> None:
