@@ -43,7 +43,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> FakeRig:
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     path = tmp_path / "m.gguf"
-    path.touch()
+    path.write_bytes(b"GGUF")
     return str(path)
 
 

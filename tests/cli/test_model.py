@@ -109,7 +109,8 @@ def test_show_takes_a_name_and_prints_json(here, capsys):
 def test_show_of_no_model_is_one_line(tmp_path, capsys):
     (tmp_path / "x").write_bytes(b"nothing")
     assert main(["model", "show", str(tmp_path / "x")]) == 1
-    assert capsys.readouterr().err == f"caravan: error: {tmp_path}/x is not a GGUF file\n"
+    told = f"{tmp_path}/x is not a GGUF file: it begins with 'noth'"
+    assert capsys.readouterr().err == f"caravan: error: {told}\n"
 
 
 class Terminal(io.StringIO):

@@ -57,14 +57,14 @@ def test_missing_file(tmp_path):
 def test_file_that_is_not_gguf(tmp_path):
     file = tmp_path / "model.gguf"
     file.write_bytes(b"\x7fELF and so on")
-    with pytest.raises(ModelError, match=r"model\.gguf is not a GGUF file .*ELF"):
+    with pytest.raises(ModelError, match=r"model\.gguf is not a GGUF file: .*ELF"):
         Model(file)
 
 
 def test_empty_file(tmp_path):
     file = tmp_path / "model.gguf"
     file.touch()
-    with pytest.raises(ModelError, match="is not a GGUF file"):
+    with pytest.raises(ModelError, match="is not a GGUF file: it is empty"):
         Model(file)
 
 

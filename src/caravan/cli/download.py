@@ -16,11 +16,15 @@ from caravan.models.fetch import Progress
 
 
 def model_path(name_or_path: str | os.PathLike[str]) -> Path:
-    """`models.resolve` for people: shows how far a download is. Raises what that raises."""
+    """`models.resolve` for people: shows how far a download is. Raises what that raises, and
+    ModelError for a file that is no model, so that nothing is started for it."""
+    from caravan.models.header import require_gguf
     from caravan.models.resolve import resolve
 
     with progress_bar(os.fspath(name_or_path)) as progress:
-        return resolve(name_or_path, progress=progress)
+        path = resolve(name_or_path, progress=progress)
+    require_gguf(path)
+    return path
 
 
 @contextlib.contextmanager

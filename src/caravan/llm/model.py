@@ -12,8 +12,6 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from caravan import engine, interrupt
@@ -26,13 +24,12 @@ from caravan.llm.params import ModelParams, c_model_params
 from caravan.llm.placement import place_layers, whole_layers
 from caravan.llm.refusal import Refusals, reason
 from caravan.models import resolve
+from caravan.models.header import require_gguf
 
 if TYPE_CHECKING:
     from caravan.llm.context import Context
 
 Progress = Callable[[float], bool]
-
-_MAGIC = b"GGUF"
 
 
 class Model:
@@ -72,7 +69,7 @@ class Model:
         self.contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self.path = resolve(path)
         self.params = params or ModelParams()
-        _check_magic(self.path)
+        require_gguf(self.path)
         self.devices = _used(tuple(devices), self.params)
         check_all(self.devices)
         self.shares = self._split()
@@ -142,12 +139,7 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -248,16 +240,6 @@ class _Watch:
         except BaseException as exc:  # nothing may cross C; raised again after the call
             self.error = exc
         return not (self.stopped or self.error or interrupt.pending())
-
-
-def _check_magic(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(_MAGIC))
-    except OSError as exc:
-        raise ModelError(f"{path}: {exc.strerror or exc}") from exc
-    if magic != _MAGIC:
-        raise ModelError(f"{path} is not a GGUF file (it begins with {magic!r})")
 
 
 def _used(devices: tuple[EngineDevice, ...], params: ModelParams) -> tuple[EngineDevice, ...]:

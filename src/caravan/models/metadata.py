@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from caravan.errors import ModelError
-
-_MAGIC = b"GGUF"
+from caravan.models.header import require_gguf
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +54,7 @@ def describe(path: Path) -> ModelInfo:
 
 
 def _open(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as exc:
-        raise ModelError(f"cannot read {path}: {exc.strerror}") from exc
-    if magic != _MAGIC:
-        raise ModelError(f"{path} is not a GGUF file")
+    require_gguf(path)
     from gguf import GGUFReader
 
     try:
