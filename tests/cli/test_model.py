@@ -118,6 +118,30 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_ls_on_a_terminal_keeps_every_model_on_one_line(here, monkeypatch):
+    monkeypatch.setattr("sys.stdout", screen := Terminal())
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["model", "ls"]) == 0
+    head, *rows = screen.getvalue().splitlines()
+    assert head.split() == ["NAME", "SIZE", "LICENCE", "ABOUT", "HERE"]
+    assert len(rows) == len(SAMPLES)
+    (small,) = [row for row in rows if row.startswith("small ")]
+    assert small.endswith(f"  {here}")
+    assert small.index(str(here)) == head.index("HERE")
+
+
+def test_show_begins_with_the_file_and_its_name(tmp_path, capsys):
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("Two\nlines\x1b[31m")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert main(["model", "show", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["file\tm.gguf", "name\tTwo lines [31m", "architecture\tllama"]
+
+
 def test_show_on_a_terminal_takes_a_name_that_looks_like_markup(tmp_path, monkeypatch):
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")

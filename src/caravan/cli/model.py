@@ -77,7 +77,9 @@ def ls(as_json: bool) -> None:
         (row["name"], _megabytes(row["size"]), row["licence"], row["about"], row["path"] or "-")
         for row in rows
     ]
-    _print_table(("name", "size", "licence", "about", "here"), table)
+    if sys.stdout.isatty():
+        table.insert(0, ("NAME", "SIZE", "LICENCE", "ABOUT", "HERE"))
+    _print_table(table)
 
 
 @command.command()
@@ -91,11 +93,13 @@ def show(name_or_path: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(info), indent=2))
     else:
-        _print_table(("", info.name or Path(info.path).name), _rows(info))
+        _print_table(_rows(info))
 
 
 def _rows(info: ModelInfo) -> list[tuple[str, str]]:
     rows: list[tuple[str, Any]] = [
+        ("file", Path(info.path).name),
+        ("name", info.name),
         ("architecture", info.architecture),
         ("parameters", _count(info.parameters)),
         ("file type", info.file_type),
@@ -106,7 +110,12 @@ def _rows(info: ModelInfo) -> list[tuple[str, str]]:
         ("size", _megabytes(info.size)),
         ("path", info.path),
     ]
-    return [(label, "-" if value is None else str(value)) for label, value in rows]
+    # one line a row, whatever a name has in it
+    return [(label, "-" if value is None else _printable(value)) for label, value in rows]
+
+
+def _printable(value: Any) -> str:
+    return "".join(char if char.isprintable() else " " for char in str(value))
 
 
 def _count(parameters: int) -> str:
@@ -117,20 +126,17 @@ def _megabytes(size: Any) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def _print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table for people on a terminal; elsewhere plain columns that `cut` and `awk` can take."""
-    if not sys.stdout.isatty():
-        for row in rows:
-            click.echo("\t".join(str(cell) for cell in row))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _print_table(rows: Sequence[Sequence[Any]]) -> None:
+    """A line a row: aligned on a terminal, elsewhere plain columns that `cut` and `awk` can take.
 
-    # As Text, because a model's name may hold what rich would read as markup.
-    table = Table(box=None, pad_edge=False)
-    for title in head:
-        table.add_column(Text(title))
-    for row in rows:
-        table.add_row(*(Text(str(cell), overflow="fold") for cell in row))
-    Console().print(table)
+    A line that is too long is the terminal's to wrap: a path broken here could not be copied.
+    """
+    texts = [[str(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        for row in texts:
+            click.echo("\t".join(row))
+        return
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
