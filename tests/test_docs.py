@@ -195,6 +195,19 @@ def told_options(part: str) -> set[str]:
     return set(re.findall(r"`(--?[a-z][-\w]*)`", part, re.I))
 
 
+@pytest.mark.parametrize("words", ["", *COMMANDS, "model ls", "model show"])
+def test_every_option_has_a_help_text(words):
+    command: click.Command = cli
+    for word in words.split():
+        assert isinstance(command, click.Group)
+        found = command.get_command(click.Context(command), word)
+        assert found is not None
+        command = found
+    params = [param for param in command.params if isinstance(param, click.Option)]
+    silent = [param.opts for param in params if not param.hidden and not param.help]
+    assert silent == []
+
+
 @pytest.mark.parametrize("name", ["", *(name for name in COMMANDS if name != "model")])
 def test_every_option_is_told_and_exists(name):
     command = cli.get_command(click.Context(cli), name) if name else cli

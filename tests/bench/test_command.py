@@ -123,6 +123,8 @@ def test_endpoints_from_the_environment(rig: FakeRig, monkeypatch: pytest.Monkey
         (["-p"], "requires an argument"),
         (["-p", "x"], "--n-prompt: 'x' is no number"),
         (["-r", "-1"], "-r"),
+        (["-r", "0"], "'--repetitions': 0 is not in the range"),
+        (["-ts", "1/1/1"], "more shares than devices (2)"),
         (["-o", "xml"], "xml"),
         (["-sm", "row"], "--split-mode row is not supported yet"),
         (["-hf", "a/b"], "--hf-repo is not supported yet"),

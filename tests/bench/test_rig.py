@@ -105,13 +105,16 @@ def test_ctrl_c_ends_with_130_and_leaves_no_worker(model: str) -> None:
 def test_failures_are_one_line(model: str, tmp_path: Path) -> None:
     noise = tmp_path / "noise.gguf"
     noise.write_bytes(b"no model at all")
+    half = tmp_path / "half.gguf"
+    half.write_bytes(Path(model).read_bytes()[:10_000])
     for words, code in (
         (("-m", str(noise)), 1),
+        (("-m", str(half)), 1),
         (("-m", model, "-rpc", "127.0.0.1:1"), 1),
         (("-m", model, "-ot", "blk=Nowhere"), 2),
         (("-m", model, "-dev", "RPC0"), 2),
     ):
-        done = bench(*words, "-o", "none")
+        done = bench(*words)
         assert done.returncode == code, done.stderr
         assert done.stderr.startswith("caravan: error: ")
         assert done.stderr.count("\n") == 1

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.fakes import CORES, FakeRig, grid_of
+from bench.fakes import CORES, FakeModel, FakeRig, grid_of
+from caravan.bench.plan import Case
 from caravan.bench.run import RunSettings
 from caravan.bench.session import Settings, bench, list_devices, threads_of_workers
 from caravan.errors import ModelError, UsageError, WorkerLost
@@ -52,6 +53,38 @@ def test_seed_command_runs_one_device_then_two() -> None:
         "load /models/m.gguf RPC0", "close context", "close model",
         "load /models/m.gguf RPC0/RPC1", "close context", "close model", "close",
     ]  # fmt: skip
+
+
+def test_more_shares_than_devices_are_refused_before_anything_is_printed() -> None:
+    session = Session()
+    with pytest.raises(UsageError, match=r"1\.00/1\.00/1\.00 has more shares than devices \(2\)"):
+        session.run(Settings(run=QUICK), devices="RPC0,RPC0/RPC1", tensor_split="1/1/1")
+    with pytest.raises(UsageError, match=r"devices \(0\)"):
+        session.run(Settings(run=QUICK), devices="none", tensor_split="1")
+    assert session.out.getvalue() == ""
+    session.run(Settings(run=QUICK), devices="none", tensor_split="0")
+
+
+@pytest.mark.parametrize("output", ["md", "csv", "json", "sql"])
+def test_a_model_that_cannot_be_loaded_leaves_no_headings(output: str) -> None:
+    session = Session()
+
+    def refuse(case: Case) -> FakeModel:
+        raise ModelError("cut off")
+
+    session.rig.load = refuse  # type: ignore[method-assign]
+    with pytest.raises(ModelError):
+        session.run(Settings(run=QUICK, output=output, output_err=output))
+    assert (session.out.getvalue(), session.err.getvalue()) == ("", "")
+
+
+def test_headings_are_there_before_the_first_test_is_done() -> None:
+    session = Session()
+    seen: list[str] = []
+    session.rig.on_decode = lambda: seen.append(session.out.getvalue())
+    session.run(Settings(run=QUICK, math_cores=CORES))
+    assert seen[0].startswith("| model ")
+    assert session.out.getvalue().count("| model ") == 1
 
 
 def test_a_second_copy_goes_to_stderr() -> None:
@@ -124,7 +157,8 @@ def test_list_devices() -> None:
 
 
 def test_threads_of_workers() -> None:
-    assert threads_of_workers(0, (), 8) == 0
+    assert threads_of_workers(0, (), 8) is None
+    assert threads_of_workers(0, (3, 4), 8) is None
     assert threads_of_workers(2, (3,), 8) == 3
     assert threads_of_workers(3, (), 8) == 2
     assert threads_of_workers(4, (), 2) == 1

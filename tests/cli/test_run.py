@@ -2,25 +2,126 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from caravan.cli import main as cli_main
+from caravan.cli import run as run_module
+from caravan.llm import opening
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    def start(*arguments, **options):
+        raise AssertionError("started")
+
+    monkeypatch.setattr(opening, "LocalWorkers", start)
+    monkeypatch.setattr(opening, "connect", start)
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["-p", "x", "--rpc", "a:1", "--local-workers", "2"], "do not go together"),
-        (["-p", "x", "-ts", "1/b"], "--tensor-split"),
-        ([], "-p or -f"),
-        (["-p", "x", "-fa", "maybe"], "flash-attn"),
+        (["--rpc", "a:1", "--local-workers", "2"], "exclude each other"),
+        (["--rpc", ""], "no endpoint"),
+        (["--rpc", "a:1", "--rpc", " , "], "no endpoint"),
+        (["-ts", "1/b"], "--tensor-split"),
+        (["-ts", "-1/1"], "tensor_split"),
+        (["-f", "x"], "-p or -f"),
+        (["-fa", "maybe"], "flash-attn"),
+        (["-n", "-2"], "--predict"),
+        (["-c", "-1"], "n_ctx -1"),
+        (["-b", "0"], "n_batch 0"),
+        (["-ub", "-1"], "n_ubatch -1"),
+        (["-t", "-1"], "--threads"),
+        (["-ngl", "-2"], "--n-gpu-layers"),
+        (["-ctk", "f99"], "type_k 'f99'"),
+        (["--temp", "-0.1"], "temp -0.1"),
+        (["--temp", "inf"], "temp inf"),
+        (["--top-k", "-1"], "top_k -1"),
+        (["--top-p", "1.1"], "top_p 1.1 is not a number from 0 to 1"),
+        (["--min-p", "-1"], "min_p -1.0 is not a number from 0 to 1"),
+        (["--min-p", "nan"], "min_p nan"),
+        (["--repeat-penalty", "0"], "repeat_penalty 0"),
+        (["-s", "-2"], "--seed"),
+        (["-s", "4294967295"], "seed 4294967295 is not a number from 0 to 4294967294"),
+        (["--timeout", "0"], "--timeout"),
     ],
 )
-def test_wrong_usage(args, words, smollm2, capsys):
-    assert cli_main.main(["run", "-m", str(smollm2), *args]) == 2
+def test_wrong_usage(args, words, smollm2, capsys, nothing_starts):
+    others = [] if "--rpc" in args else ["--local-workers", "2"]
+    assert cli_main.main(["run", "-m", str(smollm2), "-p", "x", *others, *args]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_prompt_there_must_be(smollm2, capsys):
+    assert cli_main.main(["run", "-m", str(smollm2)]) == 2
+    assert "-p or -f" in capsys.readouterr().err
+
+
+def test_no_worker_is_started_for_a_file_that_is_no_model(tmp_path, capsys, nothing_starts):
+    path = tmp_path / "m.gguf"
+    path.touch()
+    assert cli_main.main(["run", "-m", str(path), "-p", "x", "--local-workers", "1"]) == 1
+    assert capsys.readouterr().err.endswith("m.gguf is not a GGUF file: it is empty\n")
+
+
+def test_a_context_smaller_than_the_prompt(smollm2, capsys):
+    """The engine makes it 256 tokens, so that it would fit."""
+    args = ["-m", str(smollm2), "-p", "One two three four five six seven", "-n", "1"]
+    assert cli_main.main(["run", *args, "-c", "6"]) == 2
+    out, err = capsys.readouterr()
+    told = "a prompt of 7 tokens does not fit into a context of 6"
+    assert (out, err) == ("", f"caravan: error: {told}\n")
+    assert cli_main.main(["run", *args, "-c", "7"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "prompt"),
+    [
+        (b"two\nlines\n", "two\nlines"),
+        (b"an empty one after\n\n", "an empty one after\n"),
+        (b"none", "none"),
+        (b"\n", ""),
+        (b"caf\xe9", "caf\ufffd"),
+    ],
+)
+def test_one_newline_at_the_end_of_a_file_is_not_the_prompts(
+    content, prompt, tmp_path, monkeypatch
+):
+    (tmp_path / "prompt").write_bytes(content)
+    assert run_module._prompt(None, str(tmp_path / "prompt")) == prompt
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
+    assert run_module._prompt("-", None) == prompt
+
+
+def test_the_text_of_an_option_is_taken_as_it_is():
+    assert run_module._prompt("x\n", None) == "x\n"
+
+
+def test_a_prompt_file_that_is_not_there(tmp_path, smollm2, capsys):
+    assert cli_main.main(["run", "-m", str(smollm2), "-f", str(tmp_path / "none")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_a_run_on_this_machine_alone_tells_its_device(smollm2, capsys):
+    args = ["-m", str(smollm2), "-p", "One two three", "-n", "2", "-dev", "none"]
+    assert cli_main.main(["run", *args]) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("CPU (")]
+    assert line.endswith("): layers 0-29 + output; weights 92.1 MiB")
+
+
+def test_layers_that_stay_here_are_told_beside_those_of_the_workers(smollm2, capsys):
+    args = ["-m", str(smollm2), "-p", "One two three", "-n", "2", "-ngl", "11"]
+    assert cli_main.main(["run", *args, "--local-workers", "1"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines[-2:]] == ["CPU", "RPC0"]
+    assert "): layers 0-19" in lines[-2]
+    assert "): layers 20-29 + output; weights " in lines[-1]
 
 
 def test_local_workers_come_before_endpoints_of_the_environment(smollm2, capsys, monkeypatch):

@@ -148,3 +148,9 @@ def test_broken_bytes_are_replaced():
     text = _Text(())
     assert text.feed(b"a\xffb\xe2\x82") == "a�b"
     assert text.finish() == "�"
+
+
+@pytest.mark.parametrize("count", [-2, -100])
+def test_an_impossible_number_of_tokens_is_refused_at_once(context, count):
+    with pytest.raises(UsageError, match=f"max_tokens {count}"):
+        generate(context, PROMPT, max_tokens=count)

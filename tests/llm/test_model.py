@@ -168,6 +168,8 @@ def test_params_refuse_what_means_nothing(values):
 def test_more_shares_than_devices_are_refused(smollm2):
     with pytest.raises(UsageError, match="3 shares for 1 devices"):
         Model(smollm2, ModelParams(tensor_split=(1, 1, 1)), devices=[FakeDevice()])
+    with pytest.raises(UsageError, match="1 shares for 0 devices"):
+        Model(smollm2, ModelParams(tensor_split=(1,)))
 
 
 def test_split_mode_none_uses_the_main_device_alone(smollm2):

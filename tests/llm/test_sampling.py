@@ -75,10 +75,15 @@ def test_no_logits_is_an_error_and_not_the_end_of_the_process(context):
         {"temp": -1.0},
         {"temp": math.nan},
         {"top_p": math.inf},
+        {"top_p": 1.01},
         {"min_p": -0.1},
+        {"min_p": 1.01},
+        {"min_p": math.nan},
         {"repeat_penalty": 0.0},
         {"top_k": -1},
         {"repeat_last_n": 1 << 31},
+        {"seed": -1},
+        {"seed": (1 << 32) - 1},
     ],
 )
 def test_params_refuse_what_means_nothing(values):

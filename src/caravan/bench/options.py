@@ -39,7 +39,7 @@ class TestOption:
     metavar: str
     reader: read.Reader[Value]
     default: tuple[Value, ...]
-    help: str = ""
+    help: str
     working: tuple[Value, ...] = ()
     shown: str = ""
     replaces: bool = False
@@ -69,7 +69,15 @@ OPTIONS = (
     ),
     TestOption("n_prompt", ("-p", "--n-prompt"), "<n>", read.integers(), (512,), "prompt tokens"),
     TestOption("n_gen", ("-n", "--n-gen"), "<n>", read.integers(), (128,), "generated tokens"),
-    TestOption("n_pg", ("-pg",), "<pp,tg>", read.pair, (), "both in one test", shown="none"),
+    TestOption(
+        "n_pg",
+        ("-pg",),
+        "<pp,tg>",
+        read.pair,
+        (),
+        "prompt and generation in one test",
+        shown="none",
+    ),
     TestOption("n_depth", ("-d", "--n-depth"), "<n>", read.integers(), (0,), "tokens there before"),
     TestOption(
         "n_batch",
@@ -189,6 +197,7 @@ OPTIONS = (
         read.names(_FLASH),
         (-1,),
         shown="auto",
+        help="flash attention; auto: where the devices can",
     ),
     TestOption(
         "devices",
@@ -205,6 +214,7 @@ OPTIONS = (
         "<auto|none|mmap|mlock|mmap+mlock|dio>",
         read.words("auto", "none", "mmap", "mlock", "mmap+mlock", "dio"),
         ("auto",),
+        help="how the file is read",
     ),
     TestOption(
         "lazy_mode",
@@ -212,6 +222,7 @@ OPTIONS = (
         "<on|auto|off>",
         read.words("on", "auto", "off"),
         ("auto",),
+        help="read marked tensors row by row",
     ),
     TestOption(
         "embeddings",
@@ -241,7 +252,13 @@ OPTIONS = (
         help="where tensors go",
     ),
     TestOption(
-        "no_op_offload", ("-nopo", "--no-op-offload"), _BIT, read.booleans, (False,), shown="0"
+        "no_op_offload",
+        ("-nopo", "--no-op-offload"),
+        _BIT,
+        read.booleans,
+        (False,),
+        shown="0",
+        help="operations on the host's weights stay on the CPU",
     ),
     TestOption(
         "no_host", ("--no-host",), _BIT, read.booleans, (False,), shown="0", help="no host buffers"

@@ -92,7 +92,7 @@ class SqlPrinter(_Printer):
         self.write(f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n\n")
 
     def result(self, result: Result) -> None:
-        values = ", ".join(_sql_quoted(field.text(result)) for field in FIELDS)
+        values = ", ".join(_sql_value(field, result) for field in FIELDS)
         self.write(f"INSERT INTO llama_bench ({_names(', ')}) VALUES ({values});\n")
 
 
@@ -104,7 +104,10 @@ def _csv_quoted(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
 
 
-def _sql_quoted(text: str) -> str:
+def _sql_value(field: Field, result: Result) -> str:
+    if field.get(result) is None:
+        return "NULL"
+    text = field.text(result)
     # SQL knows no escape but the doubled quote; a NUL would end the text for most readers.
     return "'" + text.replace("\0", "").replace("'", "''") + "'"
 
@@ -117,6 +120,8 @@ def _json_members(result: Result) -> Iterable[str]:
 
 
 def _json_value(field: Field, result: Result) -> str:
+    if field.get(result) is None:
+        return "null"
     if field.kind is Kind.TEXT:
         return json.dumps(field.get(result), ensure_ascii=False)
     if field.kind is Kind.BOOLEAN:

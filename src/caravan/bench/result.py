@@ -22,7 +22,8 @@ class Host:
         cpu_info: names of this machine's CPUs and accelerators, joined by `, `.
         gpu_info: descriptions of the GPU-type devices; for a worker's device its endpoint.
         local_workers: how many workers this run started itself.
-        worker_threads: threads of each of them, 0 without any.
+        worker_threads: threads of each of them; None without any, as those of workers that were
+            started by hand are not known.
     """
 
     caravan_version: str
@@ -33,7 +34,7 @@ class Host:
     cpu_info: str = ""
     gpu_info: str = ""
     local_workers: int = 0
-    worker_threads: int = 0
+    worker_threads: int | None = None
 
     @property
     def build(self) -> str:
@@ -127,11 +128,13 @@ class Field:
 
     name: str
     kind: Kind
-    get: Callable[[Result], str | int | float]
+    get: Callable[[Result], str | int | float | None]
 
     def text(self, result: Result) -> str:
-        """The value as csv, sql and the table show it."""
+        """The value as csv, sql and the table show it; empty for None."""
         value = self.get(result)
+        if value is None:
+            return ""
         if self.kind is Kind.REAL:
             return f"{value:.6f}"
         return str(value) if self.kind is Kind.TEXT else str(int(value))

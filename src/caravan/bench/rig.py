@@ -7,12 +7,11 @@ room of the bench that needs the engine.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import caravan
 from caravan import engine
-from caravan.backend import connect
 from caravan.bench.devices import Inventory, WorkerDevice
 from caravan.bench.loader import LlmModel
 from caravan.bench.plan import Case
@@ -21,7 +20,7 @@ from caravan.bench.session import Settings
 from caravan.engine.layouts import DEVICE_TYPE_ACCEL, DEVICE_TYPE_CPU, DEVICE_TYPE_IGPU
 from caravan.engine.library import Engine
 from caravan.llm import local_devices
-from caravan.worker.local import LocalWorkers
+from caravan.llm.opening import open_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +37,15 @@ class EngineRig:
 @contextmanager
 def open_rig(settings: Settings) -> Iterator[EngineRig]:
     """Everything that the run needs, until the context is left. Raises CaravanError."""
-    with ExitStack() as stack:
-        # First of all, because they start while the engine is loaded here.
-        endpoints = settings.endpoints
-        if settings.local_workers:
-            workers = LocalWorkers(settings.local_workers, threads=settings.worker_threads)
-            endpoints = tuple(stack.enter_context(workers).endpoints)
+    engine.set_verbose(settings.verbose)
+    with open_workers(
+        settings.endpoints,
+        local_workers=settings.local_workers,
+        worker_threads=settings.worker_threads or 0,
+        timeout=settings.timeout,
+    ) as remote:
         loaded = engine.load()
-        engine.set_verbose(settings.verbose)
-        remote: tuple[WorkerDevice, ...] = ()
-        if endpoints:
-            cluster = stack.enter_context(connect(endpoints, timeout=settings.timeout))
-            remote = tuple(cluster.devices)
-        inventory = inventory_of(loaded, remote)
+        inventory = inventory_of(loaded, tuple(remote))
         yield EngineRig(inventory, host_of(loaded, inventory, settings))
 
 

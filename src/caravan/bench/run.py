@@ -67,7 +67,10 @@ class _Depth:
 
 
 class Runner:
-    """Runs cases one after the other, keeping the model while it can. Close it when done."""
+    """Runs cases one after the other, keeping the model while it can. Close it when done.
+
+    `say` is told how far it is; `ready` is called when a test has got its model and its context.
+    """
 
     def __init__(
         self,
@@ -76,12 +79,14 @@ class Runner:
         settings: RunSettings,
         *,
         say: Callable[[str], None] = lambda text: None,
+        ready: Callable[[], None] = lambda: None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._load = load
         self._host = host
         self.settings = settings
         self.say = say
+        self._ready = ready
         self.clock = clock
         self._model: BenchModel | None = None
         self._loaded: Case | None = None
@@ -103,6 +108,7 @@ class Runner:
         try:
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             test = _Test(self, model, context, case, label)
+            self._ready()
             context.clear()
             if self.settings.delay:
                 time.sleep(self.settings.delay)

@@ -17,9 +17,10 @@ from caravan.bench.options import Grid, shown_columns
 from caravan.bench.output import Printer, make_printer
 from caravan.bench.plan import Case, cases
 from caravan.bench.process import set_cpu_mask, set_priority
-from caravan.bench.result import Host
+from caravan.bench.result import Host, Result, split_text
 from caravan.bench.run import BenchModel, Runner, RunSettings
 from caravan.errors import UsageError
+from caravan.llm.cores import share_of_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Settings:
     Attributes:
         endpoints: the workers to use; with `local_workers` there are none.
         local_workers: how many workers to start on this machine.
-        worker_threads: threads of each of them.
+        worker_threads: threads of each of them; None without any.
         timeout: bound in seconds on every wait for a worker.
         priority: -1 to 3, as in llama-bench.
         math_cores: the default number of threads.
@@ -42,23 +43,23 @@ class Settings:
     verbose: bool = False
     endpoints: tuple[str, ...] = ()
     local_workers: int = 0
-    worker_threads: int = 0
+    worker_threads: int | None = None
     timeout: float = 30.0
     priority: int = 0
     math_cores: int = 1
 
 
-def threads_of_workers(workers: int, threads: Sequence[int], cores: int) -> int:
+def threads_of_workers(workers: int, threads: Sequence[int], cores: int) -> int | None:
     """The threads of each local worker: those asked for, or its share of the cores.
 
-    More compute threads than cores would wait for each other, and measure that. Raises UsageError
-    for several values, since the workers are started once.
+    None without local workers. Raises UsageError for several values, since the workers are started
+    once.
     """
     if not workers:
-        return 0
+        return None
     if len(threads) > 1:
         raise UsageError("--local-workers takes one value of --threads")
-    return threads[0] if threads else max(1, cores // workers)
+    return threads[0] if threads else share_of_cores(cores, workers)
 
 
 class Rig(Protocol):
@@ -91,15 +92,23 @@ def bench(
     grid = {**grid, "model": tuple(found[name] for name in grid["model"])}
     set_priority(settings.priority)
     with open_rig(settings) as rig:
-        for devices in grid["devices"]:
-            rig.inventory.pick(devices)
+        _check_split(grid, max(len(rig.inventory.pick(names)) for names in grid["devices"]))
         # After the workers were started: it is this process that is to be bound, not they.
         set_cpu_mask(grid["cpu_mask"][0])
         shown = shown_columns(grid, settings.math_cores)
         targets = ((settings.output, out), (settings.output_err, err))
         made = (make_printer(name, stream, rig.host, shown) for name, stream in targets)
-        with _printing([printer for printer in made if printer]) as printers:
-            _run_all(cases(grid), settings, rig, printers, err)
+        with _printing([printer for printer in made if printer]) as output:
+            _run_all(cases(grid), settings, rig, output, err)
+
+
+def _check_split(grid: Grid, n_devices: int) -> None:
+    """One split may serve several sets of devices, so that it may be too long for some of them."""
+    for shares in grid["tensor_split"]:
+        if len(shares) > n_devices:
+            raise UsageError(
+                f"--tensor-split {split_text(shares)} has more shares than devices ({n_devices})"
+            )
 
 
 def list_devices(settings: Settings, open_rig: OpenRig, *, out: TextIO) -> None:
@@ -109,31 +118,54 @@ def list_devices(settings: Settings, open_rig: OpenRig, *, out: TextIO) -> None:
 
 
 def _run_all(
-    tests: Sequence[Case], settings: Settings, rig: Rig, printers: Sequence[Printer], err: TextIO
+    tests: Sequence[Case], settings: Settings, rig: Rig, output: _Output, err: TextIO
 ) -> None:
     def say(text: str) -> None:
         # People look for llama-bench's own words.
         print(f"llama-bench: {text}", file=err, flush=True)
 
     runner = Runner(
-        rig.load, rig.host, settings.run, say=say if settings.progress else lambda text: None
+        rig.load,
+        rig.host,
+        settings.run,
+        say=say if settings.progress else lambda text: None,
+        ready=output.begin,
     )
     with closing(runner):
         for number, case in enumerate(tests, 1):
-            result = runner.run(case, f"benchmark {number}/{len(tests)}")
-            for printer in printers:
-                printer.result(result)
+            output.result(runner.run(case, f"benchmark {number}/{len(tests)}"))
+
+
+class _Output:
+    """All printers of a run. The headings wait for the first test that can run: a model that
+    cannot be loaded leaves no empty table behind."""
+
+    def __init__(self, printers: Sequence[Printer]) -> None:
+        self.printers = printers
+        self.begun = False
+
+    def begin(self) -> None:
+        """Print the headings, unless they are there already."""
+        if not self.begun:
+            self.begun = True
+            for printer in self.printers:
+                printer.header()
+
+    def result(self, result: Result) -> None:
+        for printer in self.printers:
+            printer.result(result)
 
 
 @contextmanager
-def _printing(printers: Sequence[Printer]) -> Iterator[Sequence[Printer]]:
-    for printer in printers:
-        printer.header()
+def _printing(printers: Sequence[Printer]) -> Iterator[_Output]:
+    output = _Output(printers)
     try:
-        yield printers
+        yield output
     except BaseException:
-        for printer in printers:
-            printer.abandon()
+        if output.begun:
+            for printer in printers:
+                printer.abandon()
         raise
+    output.begin()  # a run without a test has a table too
     for printer in printers:
         printer.footer()

@@ -7,7 +7,6 @@ click's usual options, `-pg`, `-ub`, `-rpc` and the like have one dash, as in ll
 from __future__ import annotations
 
 import io
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import click
 
 from caravan.bench.options import OPTIONS
 from caravan.cli.download import model_path
+from caravan.cli.endpoints import endpoints
 from caravan.cli.main import dashed, print_version
 from caravan.errors import ModelError, UsageError
 
@@ -64,13 +64,12 @@ class BenchCommand(click.Command):
 
 def _test_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(OPTIONS):
-        default = f"(default: {option.default_text})"
         decorate = click.option(
             option.field,
             *option.flags,
             metavar=option.metavar,
             multiple=True,
-            help=f"{option.help} {default}" if option.help else default,
+            help=f"{option.help} (default: {option.default_text})",
         )
         function = decorate(function)
     return function
@@ -90,7 +89,14 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
         "max_content_width": 100,
     },
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=print_version,
+    help="print the versions of caravan and of its engine",
+)
 @click.option(
     "--numa",
     metavar="<distribute|isolate|numactl>",
@@ -101,7 +107,7 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
 @click.option(
     "-r",
     "--repetitions",
-    type=click.IntRange(0),
+    type=click.IntRange(1),
     default=5,
     metavar="<n>",
     help="times to repeat each test (default: 5)",
@@ -209,24 +215,13 @@ def _settings(given: dict[str, Any], cores: int, threads: Sequence[int]) -> Sett
         output_err=given["output_err"],
         progress=given["progress"],
         verbose=given["verbose"],
-        endpoints=_endpoints(given["rpc"], local),
+        endpoints=endpoints(given["rpc"], local),
         local_workers=local,
         worker_threads=threads_of_workers(local, threads, cores),
         timeout=given["timeout"],
         priority=int(given["prio"]),
         math_cores=cores,
     )
-
-
-def _endpoints(rpc: Sequence[str], local_workers: int) -> tuple[str, ...]:
-    from caravan.transport.endpoint import parse_list
-
-    if rpc and local_workers:
-        raise UsageError("--rpc and --local-workers exclude each other")
-    text = ",".join(rpc)
-    if not rpc and not local_workers:
-        text = os.environ.get("CARAVAN_RPC") or os.environ.get("LLAMA_ARG_RPC") or ""
-    return tuple(str(endpoint) for endpoint in parse_list(text)) if rpc or text else ()
 
 
 def _cached_model(name: str) -> Path:

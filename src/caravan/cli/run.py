@@ -6,9 +6,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from caravan.cli.download import model_path
+from caravan.cli.endpoints import endpoints
 from caravan.cli.main import dashed
 from caravan.errors import UsageError
 
@@ -28,45 +28,147 @@ _MIB = 1 << 20
 )
 @click.option("-m", "--model", required=True, metavar="FILE|NAME", help="GGUF file, or smollm2.")
 @click.option("-p", "--prompt", default=None, help="The text to continue; - reads stdin.")
-@click.option("-f", "--file", "prompt_file", type=click.File(), help="Read the prompt from a file.")
-@click.option("-n", "--predict", default=-1, metavar="N", help="Tokens at most; -1: no bound.")
+@click.option("-f", "--file", default=None, metavar="FILE", help="Read the prompt from a file.")
+@click.option(
+    "-n",
+    "--predict",
+    type=click.IntRange(-1),
+    default=-1,
+    metavar="N",
+    help="Tokens at most; -1: no bound.",
+)
 @click.option("-c", "--ctx-size", default=0, metavar="N", help="Context size; 0: what is needed.")
-@click.option("-b", "--batch-size", default=2048, show_default=True, metavar="N")
-@click.option("-ub", "--ubatch-size", default=512, show_default=True, metavar="N")
-@click.option("-t", "--threads", type=click.IntRange(0, 512), default=0, metavar="N")
-@click.option("-ngl", "--n-gpu-layers", default=-1, metavar="N", help="Layers on devices; -1: all.")
+@click.option(
+    "-b",
+    "--batch-size",
+    default=2048,
+    show_default=True,
+    metavar="N",
+    help="Tokens handed to the engine at a time.",
+)
+@click.option(
+    "-ub",
+    "--ubatch-size",
+    default=512,
+    show_default=True,
+    metavar="N",
+    help="Tokens computed at a time, the unit of the pipeline.",
+)
+@click.option(
+    "-t",
+    "--threads",
+    type=click.IntRange(0, 512),
+    default=0,
+    metavar="N",
+    help="CPU threads, of each local worker too; 0: one a physical core, for local workers a"
+    " share of them.",
+)
+@click.option(
+    "-ngl",
+    "--n-gpu-layers",
+    type=click.IntRange(-1),
+    default=-1,
+    metavar="N",
+    help="Layers on devices; -1: all.",
+)
 @click.option("-ts", "--tensor-split", default="", metavar="A/B/…", help="Shares of the devices.")
 @click.option("-dev", "--device", default="", metavar="D0/D1/…", help="Devices, in order.")
-@click.option("-fa", "--flash-attn", type=click.Choice(("on", "off", "auto")), default="auto")
-@click.option("-ctk", "--cache-type-k", default="f16", show_default=True, metavar="TYPE")
-@click.option("-ctv", "--cache-type-v", default="f16", show_default=True, metavar="TYPE")
+@click.option(
+    "-fa",
+    "--flash-attn",
+    type=click.Choice(("on", "off", "auto")),
+    default="auto",
+    help="Flash attention; auto: where the devices can.",
+)
+@click.option(
+    "-ctk",
+    "--cache-type-k",
+    default="f16",
+    show_default=True,
+    metavar="TYPE",
+    help="Number format of the K cache.",
+)
+@click.option(
+    "-ctv",
+    "--cache-type-v",
+    default="f16",
+    show_default=True,
+    metavar="TYPE",
+    help="Number format of the V cache.",
+)
 @click.option("-nr", "--no-repack", is_flag=True, help="Leave the CPU's weights as they are.")
-@click.option("--temp", default=0.8, show_default=True, help="0: always the most likely token.")
-@click.option("--top-k", default=40, show_default=True)
-@click.option("--top-p", default=0.95, show_default=True)
-@click.option("--min-p", default=0.05, show_default=True)
-@click.option("--repeat-penalty", default=1.0, show_default=True)
-@click.option("-s", "--seed", type=int, default=None, help="Of the random choice.")
+@click.option(
+    "--temp",
+    default=0.8,
+    show_default=True,
+    metavar="T",
+    help="Temperature; 0: always the most likely token.",
+)
+@click.option(
+    "--top-k",
+    default=40,
+    show_default=True,
+    metavar="K",
+    help="Choose among the K most likely tokens; 0: all.",
+)
+@click.option(
+    "--top-p",
+    default=0.95,
+    show_default=True,
+    metavar="P",
+    help="Choose among the most likely tokens that sum up to P; 1: all.",
+)
+@click.option(
+    "--min-p",
+    default=0.05,
+    show_default=True,
+    metavar="P",
+    help="Drop tokens less likely than P times the most likely one; 0: none.",
+)
+@click.option(
+    "--repeat-penalty",
+    default=1.0,
+    show_default=True,
+    metavar="X",
+    help="Make the last 64 tokens less likely by this factor; 1: off.",
+)
+@click.option(
+    "-s",
+    "--seed",
+    type=click.IntRange(-1),
+    default=-1,
+    metavar="N",
+    help="Of the random choice; -1: another each time.",
+)
 @click.option(
     "-rpc",
     "--rpc",
-    default="",
-    envvar=["CARAVAN_RPC", "LLAMA_ARG_RPC"],
+    multiple=True,
     metavar="HOST:PORT,…",
-    help="Workers to use.",
+    help="Workers to use.  [default: $CARAVAN_RPC or $LLAMA_ARG_RPC]",
 )
 @click.option(
     "--local-workers",
     type=click.IntRange(0, 16),
     default=0,
     metavar="N",
-    help="Start N workers on this machine, with -t threads each (default: a share of the cores).",
+    help="Start N workers on this machine, with -t threads each.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0.1), default=30.0, show_default=True)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a worker may owe an answer.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="The engine's log on stderr.")
 def command(**options: Any) -> None:
     """Complete a text with a model, on workers or on this machine alone."""
-    prompt = _prompt(options["prompt"], options["prompt_file"])
+    prompt = _prompt(options["prompt"], options["file"])
+    # all that can be refused is refused before anything is fetched or started
+    workers = endpoints(options["rpc"], options["local_workers"])
+    params = _params(options)
     path = model_path(options["model"])
 
     from caravan import engine
@@ -75,7 +177,7 @@ def command(**options: Any) -> None:
 
     engine.set_verbose(options["verbose"])
     with open_devices(
-        _endpoints(options),
+        workers,
         local_workers=options["local_workers"],
         worker_threads=options["threads"],
         names=_split(options["device"], "/"),
@@ -87,20 +189,11 @@ def command(**options: Any) -> None:
             max_tokens=options["predict"],
             devices=devices,
             on_text=_write,
-            **_params(options),
+            **params,
         )
     # stdout gets the text and nothing else; where both go to one screen, a new line begins
     click.echo(err=not sys.stdout.isatty())
     click.echo(_told(report), err=True)
-
-
-def _endpoints(options: dict[str, Any]) -> list[str]:
-    """Those of --rpc; those of the environment give way to --local-workers."""
-    source = click.get_current_context().get_parameter_source("rpc")
-    given = source is ParameterSource.COMMANDLINE
-    if options["local_workers"] and given:
-        raise UsageError("--rpc and --local-workers do not go together")
-    return [] if options["local_workers"] else _split(options["rpc"], ",")
 
 
 def _params(options: dict[str, Any]) -> dict[str, Any]:
@@ -127,17 +220,22 @@ def _params(options: dict[str, Any]) -> dict[str, Any]:
             top_p=options["top_p"],
             min_p=options["min_p"],
             repeat_penalty=options["repeat_penalty"],
-            seed=options["seed"],
+            seed=None if options["seed"] == -1 else options["seed"],
         ),
     }
 
 
-def _prompt(text: str | None, file: Any) -> str:
+def _prompt(text: str | None, file: str | None) -> str:
     if (text is None) == (file is None):
         raise UsageError("give the prompt with either -p or -f")
-    if file is not None:
-        return str(file.read())
-    return sys.stdin.read() if text == "-" else str(text)
+    if text is not None and text != "-":
+        return text
+    # bytes that are no text are the tokenizer's to see, not a reason to fail
+    with click.open_file(
+        "-" if file is None else file, encoding="utf-8", errors="replace"
+    ) as source:
+        # the newline that every editor adds; llama.cpp drops it too
+        return str(source.read()).removesuffix("\n")
 
 
 def _split(text: str, separator: str) -> list[str]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from caravan.errors import UsageError
 from caravan.llm.context import Context
-from caravan.llm.devices import EngineDevice
+from caravan.llm.devices import EngineDevice, cpu_description
 from caravan.llm.generation import GenerationStats, generate
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams, ModelParams
+from caravan.llm.placement import CPU
 from caravan.llm.sampling import SamplingParams
 
 _CTX_STEP = 256
@@ -25,7 +27,7 @@ class DeviceReport:
     Attributes:
         name, where: such as `RPC0` and `127.0.0.1:50052`.
         layers: layer numbers that it computes, the output counted as the one after the last.
-        memory: bytes by use: weights, kv, compute; empty where that is not known.
+        memory: bytes by use: weights, kv, compute; what is known of them.
     """
 
     name: str
@@ -58,7 +60,8 @@ def complete(
     """Load `path` on `devices`, continue `prompt` and give each piece of text to `on_text`.
 
     A context size of 0 becomes what prompt and answer need, or the model's own when the answer
-    has no bound. Raises what Model, Context and generate raise.
+    has no bound. Raises what Model, Context and generate raise, and UsageError for a context that
+    is smaller than the prompt.
     """
     stats = GenerationStats()
     with Model(path, model_params, devices=devices, progress=on_progress) as model:
@@ -74,6 +77,11 @@ def complete(
 
 def _sized(params: ContextParams, n_prompt: int, max_tokens: int, model: Model) -> ContextParams:
     if params.n_ctx:
+        # the engine's is larger: it rounds up
+        if n_prompt > params.n_ctx and not model.is_recurrent:
+            raise UsageError(
+                f"a prompt of {n_prompt} tokens does not fit into a context of {params.n_ctx}"
+            )
         return params
     n_ctx = model.n_ctx_train
     if max_tokens >= 0:
@@ -83,11 +91,17 @@ def _sized(params: ContextParams, n_prompt: int, max_tokens: int, model: Model) 
 
 
 def _reports(model: Model) -> list[DeviceReport]:
-    placed = model.layer_devices()
+    """Those of the devices, after that of the CPU if it computes layers too."""
+    layers: dict[str, list[int]] = {}
+    for layer, name in enumerate(model.layer_devices()):
+        layers.setdefault(name, []).append(layer)
     reports = []
+    if CPU in layers:
+        # with devices, the engine does not say which weights are here
+        memory = {} if model.devices else {"weights": model.size}
+        reports.append(DeviceReport(CPU, cpu_description(), layers[CPU], memory))
     for device in model.devices:
         allocated = getattr(device, "allocated", dict)
-        layers = [layer for layer, name in enumerate(placed) if name == device.name]
         where = getattr(device, "endpoint", "") or device.description
-        reports.append(DeviceReport(device.name, where, layers, allocated()))
+        reports.append(DeviceReport(device.name, where, layers.get(device.name, []), allocated()))
     return reports

@@ -22,6 +22,11 @@ def physical_cores(sys_devices: Path = _SYS) -> int:
     return cores
 
 
+def share_of_cores(cores: int, workers: int) -> int:
+    """Threads for each of several workers on this machine: with more they would wait for cores."""
+    return max(1, cores // workers)
+
+
 def _big_cores(sys_devices: Path) -> int:
     """Linux lists the siblings of every CPU, and which CPUs of a hybrid are the big ones."""
     big: set[int] | None

@@ -73,6 +73,13 @@ def local_devices() -> list[LocalDevice]:
     return found
 
 
+def cpu_description() -> str:
+    """What the engine calls this machine's CPU."""
+    ggml = engine.load().ggml
+    text: bytes = ggml.dev_description(ggml.dev_by_name(b"CPU"))
+    return text.decode("utf-8", "replace")
+
+
 def check_all(devices: tuple[EngineDevice, ...]) -> None:
     """Raises WorkerLost if one of them is lost."""
     for device in devices:

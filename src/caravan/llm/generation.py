@@ -62,8 +62,9 @@ def generate(
         stop: texts that end the generation; they are not yielded.
         stats: filled meanwhile.
 
-    Raises UsageError or DecodeError at once when the prompt is empty or does not fit; DecodeError
-    and WorkerLost on the way. Whoever stops listening early should `close` the iterator.
+    Raises UsageError or DecodeError at once for an impossible number and when the prompt is empty
+    or does not fit; DecodeError and WorkerLost on the way. Whoever stops listening early should
+    `close` the iterator.
     """
     model = context.model
     if isinstance(prompt, str):
@@ -71,6 +72,8 @@ def generate(
         tokens = model.tokenize(prompt, add_special=context.n_past == 0)
     else:
         tokens = list(prompt)
+    if max_tokens < -1:
+        raise UsageError(f"max_tokens {max_tokens} is neither a number of tokens nor -1")
     if not tokens:
         raise UsageError("the prompt is empty")
     if len(tokens) > context.room:

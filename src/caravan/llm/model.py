@@ -248,7 +248,7 @@ def _used(devices: tuple[EngineDevice, ...], params: ModelParams) -> tuple[Engin
             raise UsageError(f"main_gpu {params.main_gpu}: there are {len(devices)} devices")
         # a negative number keeps all on the CPU
         return (devices[params.main_gpu],) if params.main_gpu >= 0 else ()
-    if len(params.tensor_split) > len(devices) > 0:
+    if len(params.tensor_split) > len(devices):
         raise UsageError(f"{len(params.tensor_split)} shares for {len(devices)} devices")
     return devices
 

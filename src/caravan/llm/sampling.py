@@ -12,6 +12,9 @@ from caravan import engine
 from caravan.errors import UsageError
 from caravan.llm.context import Context
 
+# The engine chooses a seed of its own for this one.
+_NO_SEED = 0xFFFFFFFF
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -35,13 +38,17 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("temp", "top_p", "min_p", "repeat_penalty"):
-            value = getattr(self, name)
-            # written so that "not a number" fails too
-            if not 0 <= value < math.inf:
-                raise UsageError(f"{name} {value} is not a number from 0 up")
+        # both written so that "not a number" fails too
+        for name in ("temp", "repeat_penalty"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"{name} {getattr(self, name)} is not a number from 0 up")
+        for name in ("top_p", "min_p"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} {getattr(self, name)} is not a number from 0 to 1")
         if self.repeat_penalty == 0:
             raise UsageError("repeat_penalty 0 would divide by 0; 1 switches it off")
+        if self.seed is not None and not 0 <= self.seed < _NO_SEED:
+            raise UsageError(f"seed {self.seed} is not a number from 0 to {_NO_SEED - 1}")
         for name in ("top_k", "repeat_last_n"):
             if not 0 <= getattr(self, name) < 1 << 31:
                 raise UsageError(f"{name} {getattr(self, name)} is not a count")
@@ -56,8 +63,7 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, n_vocab: int) -> None:
         self._llama = llama = engine.load().llama
-        given = secrets.randbits(31) if params.seed is None else params.seed
-        self.seed = given & 0xFFFFFFFF
+        self.seed = secrets.randbits(31) if params.seed is None else params.seed
         self._history = params.repeat_last_n if params.repeat_penalty != 1.0 else 0
         self._chain: int = llama.sampler_chain_init(llama.sampler_chain_default_params())
         for sampler in self._samplers(params, n_vocab):
