@@ -267,6 +267,16 @@ def test_the_examples_run(endpoints, smollm2):
             assert printed.getvalue() == shown, f"block {number}"
 
 
+def test_the_example_of_the_readme_runs_and_ends_its_line(endpoints, smollm2, capsys):
+    (source,) = blocks((DOCS.parent / "README.md").read_text(encoding="utf-8"), "python")
+    for number, endpoint in enumerate(endpoints, 1):
+        source = source.replace(f'"lab{number}:50052"', repr(endpoint))
+    exec(compile(source.replace('"model.gguf"', repr(str(smollm2))), "README.md", "exec"), {})
+    out = capsys.readouterr().out
+    assert out.strip()
+    assert out.endswith("\n")
+
+
 def close_all(namespace: dict[str, Any]) -> None:
     """What an example that failed left open."""
     for name in ("context", "model", "cluster"):

@@ -6,6 +6,7 @@
     ...         with caravan.Context(model) as context:
     ...             for piece in caravan.generate(context, "Once upon a time"):
     ...                 print(piece, end="")
+    ...             print()
 
 Names are looked up on first use, so that importing the package loads neither NumPy nor the engine.
 """

@@ -42,6 +42,7 @@ class DemoResult:
     Attributes:
         pp_1, pp_2: prompt tokens a second on one worker and on two, the median of the rounds.
         speedup: pp_2 / pp_1.
+        speedups: that of each round.
         text, text_local: the answer over two workers, and the engine's alone.
         identical: whether they are the same.
     """
@@ -49,6 +50,7 @@ class DemoResult:
     pp_1: float
     pp_2: float
     speedup: float
+    speedups: tuple[float, ...]
     text: str
     text_local: str
     identical: bool
@@ -64,15 +66,17 @@ def demo(path: Path, say: Callable[[str], None], *, timeout: float = 30.0) -> De
         connect(workers.endpoints[:1], timeout=timeout) as one,
         connect(workers.endpoints, timeout=timeout) as two,
     ):
-        pp_1, pp_2 = _compare(path, one.devices, two.devices, say)
+        rates_1, rates_2 = _compare(path, one.devices, two.devices, say)
         say("asking a question over two workers")
         text = _answer(path, two.devices)
     say("asking the same of the engine alone")
     text_local = _answer(path, ())
+    pp_1, pp_2 = statistics.median(rates_1), statistics.median(rates_2)
     return DemoResult(
         pp_1=round(pp_1, 2),
         pp_2=round(pp_2, 2),
         speedup=round(pp_2 / pp_1, 3),
+        speedups=tuple(round(b / a, 3) for a, b in zip(rates_1, rates_2, strict=True)),
         text=text,
         text_local=text_local,
         identical=text == text_local,
@@ -84,8 +88,8 @@ def _compare(
     one: Sequence[EngineDevice],
     two: Sequence[EngineDevice],
     say: Callable[[str], None],
-) -> tuple[float, float]:
-    """Medians of the prompt speed, the two sides taking turns."""
+) -> tuple[list[float], list[float]]:
+    """The prompt speeds of each round, the two sides taking turns."""
     params = ContextParams(n_ctx=PROMPT_TOKENS, n_ubatch=UBATCH)
     rates: tuple[list[float], list[float]] = ([], [])
     with (
@@ -101,7 +105,7 @@ def _compare(
             say(f"prompt of {PROMPT_TOKENS} tokens, round {number} of {ROUNDS}")
             for context, side in zip((context_1, context_2), rates, strict=True):
                 side.append(_rate(context, tokens))
-    return statistics.median(rates[0]), statistics.median(rates[1])
+    return rates
 
 
 def _rate(context: Context, tokens: Sequence[int]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,14 @@ if TYPE_CHECKING:
 
 @click.command("demo", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--timeout", type=click.FloatRange(min=0.1), default=30.0, show_default=True)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a worker may owe an answer.",
+)
 def command(as_json: bool, timeout: float) -> int:
     """Measure a prompt on one worker and on two, and check the text against the engine alone.
 
@@ -34,15 +42,21 @@ def command(as_json: bool, timeout: float) -> int:
 
 def _told(result: DemoResult) -> str:
     verdict = "yes" if result.identical else f"NO: {result.text_local!r}"
+    rounds = result.speedups
+    spread = f" ({min(rounds):.2f} to {max(rounds):.2f})" if len(rounds) > 1 else ""
     return "\n".join(
         (
             "",
             f"prompt on one worker     {result.pp_1:8.1f} tokens/s",
             f"prompt on two workers    {result.pp_2:8.1f} tokens/s",
-            f"speed-up                 {result.speedup:8.2f}",
+            f"speed-up                 {result.speedup:8.2f}{spread}",
             "",
-            f"answer over two workers: {result.text}",
+            _wrapped(f"answer over two workers: {result.text}"),
             "",
-            f"the same text as the engine alone: {verdict}",
+            _wrapped(f"the same text as the engine alone: {verdict}"),
         )
     )
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.fill(line, 80) for line in text.split("\n"))
