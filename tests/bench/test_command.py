@@ -123,6 +123,7 @@ def test_endpoints_from_the_environment(rig: FakeRig, monkeypatch: pytest.Monkey
         (["-p"], "requires an argument"),
         (["-p", "x"], "--n-prompt: 'x' is no number"),
         (["-r", "-1"], "-r"),
+        (["--delay", "nan"], "nan is not a time from 0 to"),
         (["-r", "0"], "'--repetitions': 0 is not in the range"),
         (["-ts", "1/1/1"], "more shares than devices (2)"),
         (["-o", "xml"], "xml"),

@@ -47,6 +47,8 @@ def nothing_starts(monkeypatch):
         (["-s", "-2"], "--seed"),
         (["-s", "4294967295"], "seed 4294967295 is not a number from 0 to 4294967294"),
         (["--timeout", "0"], "--timeout"),
+        (["--timeout", "nan"], "nan is not a time from 0.1 to 86400 seconds"),
+        (["--timeout", "inf"], "inf is not a time"),
     ],
 )
 def test_wrong_usage(args, words, smollm2, capsys, nothing_starts):

@@ -18,6 +18,7 @@ from caravan.bench.options import OPTIONS
 from caravan.cli.download import model_path
 from caravan.cli.endpoints import endpoints
 from caravan.cli.main import dashed, print_version
+from caravan.cli.seconds import Seconds
 from caravan.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
 )
 @click.option(
     "--delay",
-    type=click.FloatRange(0),
+    type=Seconds(0),
     default=0,
     metavar="<seconds>",
     help="pause before each test (default: 0)",
@@ -163,7 +164,7 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(),
     default=30.0,
     metavar="<seconds>",
     help="bound on every wait for a worker (default: 30)",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from caravan.cli.download import model_path
+from caravan.cli.seconds import Seconds
 
 if TYPE_CHECKING:
     from caravan.bench.demo import DemoResult
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(),
     default=30.0,
     show_default=True,
-    metavar="SECONDS",
     help="How long a worker may owe an answer.",
 )
 def command(as_json: bool, timeout: float) -> int:

@@ -10,6 +10,7 @@ import click
 from caravan.cli.download import model_path
 from caravan.cli.endpoints import endpoints
 from caravan.cli.main import dashed
+from caravan.cli.seconds import Seconds
 from caravan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -156,10 +157,9 @@ _MIB = 1 << 20
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(),
     default=30.0,
     show_default=True,
-    metavar="SECONDS",
     help="How long a worker may owe an answer.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="The engine's log on stderr.")

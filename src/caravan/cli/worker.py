@@ -10,6 +10,7 @@ import sys
 
 import click
 
+from caravan.cli.seconds import Seconds
 from caravan.errors import UsageError
 
 _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
@@ -52,7 +53,7 @@ _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(),
     default=10.0,
     show_default=True,
     help="Seconds that a client has to introduce itself.",
