@@ -114,9 +114,9 @@ def cpy_tensor_async(backend_src: int, backend_dst: int, src: int, dst: int) -> 
         return False
     size = ggml.nbytes(src)
     if source is not None:
-        # the relay: a ticket of the one stream is the payload of the other, nobody waits
-        ticket = source.device.link.get_tensor(RemoteTensor(src, source.handle), 0, size, None)
-        device.link.set_tensor(RemoteTensor(dst, target.handle), 0, ticket)
+        source.device.route_to(device).copy(
+            RemoteTensor(src, source.handle), RemoteTensor(dst, target.handle), size
+        )
         return True
     if not src_buffer or not ggml.buffer_is_host(src_buffer):
         return False

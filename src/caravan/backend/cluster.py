@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from caravan.backend import plugin as plugins
 from caravan.backend.device import RemoteDevice
 from caravan.engine import layouts
 from caravan.errors import ConnectError, UsageError
+from caravan.stream.routes import Route
 from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_session
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
@@ -53,6 +55,16 @@ class Cluster:
         """Raises WorkerLost once any of the devices is lost."""
         for device in self.devices:
             device.check()
+
+    def routes(self) -> dict[tuple[str, str], Route]:
+        """The ways of copies between any two devices, by their names; finds out what they are."""
+        pairs = list(itertools.permutations(self.devices, 2))
+        for one, other in pairs:
+            one.route_to(other).open()
+        found = {(one.name, other.name): one.route_to(other) for one, other in pairs}
+        for route in found.values():
+            route.settle()
+        return found
 
     def close(self) -> None:
         """Take leave of the workers. Idempotent. What still uses the devices gets errors."""
@@ -112,7 +124,13 @@ class _Opening:
             session.close()
 
 
-def connect(endpoints: Sequence[str], *, timeout: float = 30.0, extension: bool = True) -> Cluster:
+def connect(
+    endpoints: Sequence[str],
+    *,
+    timeout: float = 30.0,
+    extension: bool = True,
+    direct_copies: bool = True,
+) -> Cluster:
     """Connect to workers, all at once, and make their devices known to the engine.
 
     Args:
@@ -120,6 +138,7 @@ def connect(endpoints: Sequence[str], *, timeout: float = 30.0, extension: bool 
         timeout: seconds that a worker may be silent while it owes an answer, and that connecting
             may take in all.
         extension: False speaks llama.cpp's plain RPC protocol even with a Caravan worker.
+        direct_copies: whether workers that reach each other may copy without passing the head.
 
     Raises:
         UsageError: an endpoint is none or comes twice, or there is none.
@@ -147,6 +166,7 @@ def connect(endpoints: Sequence[str], *, timeout: float = 30.0, extension: bool 
             watchdog,
             timeout=timeout,
             use_extension=extension,
+            direct=direct_copies,
         )
 
     # the steps of a handshake know better what was missing: leave them the first word
@@ -161,7 +181,11 @@ def connect(endpoints: Sequence[str], *, timeout: float = 30.0, extension: bool 
             opening.give_up()
         watchdog.close()
         raise
-    return Cluster(sessions, _devices(plugin, sessions), watchdog)
+    devices = _devices(plugin, sessions)
+    for one, other in itertools.pairwise(devices):
+        # most copies go to the next device; others find their way at the first one
+        one.route_to(other).open()
+    return Cluster(sessions, devices, watchdog)
 
 
 def _devices(plugin: plugins.Plugin, sessions: list[Session]) -> list[RemoteDevice]:

@@ -16,6 +16,7 @@ from caravan.backend.buffer import TensorSizes, buffers
 from caravan.engine import layouts
 from caravan.errors import CaravanError, DeviceError
 from caravan.stream.link import DeviceLink
+from caravan.stream.routes import Route
 
 if TYPE_CHECKING:
     from caravan.backend.plugin import Plugin
@@ -46,6 +47,7 @@ class RemoteDevice:
         self.handles: dict[int, int] = {}
         self.allocation_error: DeviceError | None = None
         self.sizes = TensorSizes(self)
+        self._routes: dict[RemoteDevice, Route] = {}
         self._memory = (link.info.memory_free, link.info.memory_total)
         self._memory_at = time.monotonic()
         self.c_name = callbacks.keep(ctypes.create_string_buffer(name.encode()))
@@ -67,6 +69,13 @@ class RemoteDevice:
             self._memory = self.link.memory()
             self._memory_at = now
         return self._memory
+
+    def route_to(self, other: RemoteDevice) -> Route:
+        """The way of copies from here to another device."""
+        route = self._routes.get(other)
+        if route is None:
+            route = self._routes.setdefault(other, Route(self.link, other.link))
+        return route
 
     def allocated(self) -> dict[str, int]:
         """Bytes that live buffers take on the device, by use: weights, kv, compute."""

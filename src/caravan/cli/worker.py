@@ -58,6 +58,12 @@ _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
     show_default=True,
     help="Seconds that a client has to introduce itself.",
 )
+@click.option(
+    "--peer-address",
+    default="",
+    metavar="HOST[:PORT]",
+    help="Where other workers reach this one, if not where heads do (NAT, a second network).",
+)
 @click.option("--no-extension", is_flag=True, hidden=True)
 @click.option("--parent-fd", type=int, default=-1, hidden=True)
 def command(
@@ -68,6 +74,7 @@ def command(
     cache: bool,
     protocol: str,
     timeout: float,
+    peer_address: str,
     no_extension: bool,
     parent_fd: int,
 ) -> None:
@@ -76,6 +83,7 @@ def command(
     Prints `worker ready on HOST:PORT` once it accepts connections, and runs until it is told to
     stop. Never expose it to an open network: whoever can connect can use the devices.
     """
+    from caravan.transport.endpoint import Endpoint
     from caravan.worker import devices as worker_devices
     from caravan.worker.listener import is_loopback
     from caravan.worker.supervisor import Settings, Supervisor
@@ -84,6 +92,8 @@ def command(
         raise UsageError("--cache is not supported yet")
     if devices:
         worker_devices.parse(devices)
+    if peer_address:
+        Endpoint.parse(peer_address)
     if not is_loopback(host) and _is_known(host):
         _warn(host)
     settings = Settings(
@@ -95,6 +105,7 @@ def command(
         extension=not no_extension,
         timeout=timeout,
         parent_fd=parent_fd,
+        peer_address=peer_address,
     )
     sys.exit(Supervisor(settings).run())
 

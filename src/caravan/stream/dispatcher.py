@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from caravan import interrupt
 from caravan.errors import (
@@ -38,6 +38,7 @@ MAX_QUEUED = 64 << 20
 # Small commands stay until a command that something depends on, or until this many bytes wait.
 _CORK = 32 << 10
 _CLOSED = "the stream was closed"
+_HALF = 1 << 31
 
 
 class Stream:
@@ -53,6 +54,7 @@ class Stream:
     Attributes:
         lost: the first failure, or None.
         commands, segments, bytes_sent: counters since the start.
+        keep_alive: whether the peer is watched also when it owes nothing here.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Stream:
         self.commands = 0
         self.segments = 0
         self.bytes_sent = 0
+        self.keep_alive = False
         self._transport = transport
         self._framing = framing
         self._reader = reader or Reader(transport)
@@ -86,6 +89,7 @@ class Stream:
         self._received = 0
         self._pinged = False
         self._blocked = threading.Event()
+        self._mourners: list[Callable[[WorkerLost], None]] = []
         self._room = threading.Condition(self._lock)
         self._threads = [
             threading.Thread(
@@ -127,8 +131,8 @@ class Stream:
         *,
         cork: bool = False,
         wait_sent: bool = False,
-    ) -> None:
-        """Queue a command; its reply, if it has one, goes to `ticket`.
+    ) -> int:
+        """Queue a command; its reply, if it has one, goes to `ticket`. Returns its number.
 
         Args:
             parts: the payload. Memory that is not the stream's own must stay readable until it is
@@ -146,12 +150,13 @@ class Stream:
                 error = self.lost or ConnectionClosed(_CLOSED)
                 if ticket is not None:
                     ticket.fail(error)
-                return
-            self._enqueue(command, parts, size, ticket)
+                return self._seq
+            seq = self._enqueue(command, parts, size, ticket)
             if not cork or self._queued >= _CORK:
                 self._pump()
         if wait_sent:
             self._drain()
+        return seq
 
     def call(
         self,
@@ -178,6 +183,18 @@ class Stream:
         """The newest reply that is still due."""
         return self._due.newest()
 
+    def has_answered(self, number: int) -> bool:
+        """Whether a later command than this one has been answered, so that this one is done."""
+        return (self._due.answered - number) & 0xFFFFFFFF < _HALF
+
+    def on_loss(self, call: Callable[[WorkerLost], None]) -> None:
+        """Run `call` once the stream is lost, on a thread of its own; not when it is closed."""
+        with self._lock:
+            if self.lost is None:
+                self._mourners.append(call)
+                return
+        call(self.lost)
+
     def flush(self) -> None:
         """Send what was corked."""
         with self._lock:
@@ -185,7 +202,7 @@ class Stream:
 
     def _enqueue(
         self, command: Command, parts: Sequence[Part], size: int, ticket: Ticket | None
-    ) -> None:
+    ) -> int:
         self._seq = (self._seq + 1) & 0xFFFFFFFF
         header = self._framing.header(command.number, self._seq, size)
         message = Message(command.name, [header, *parts], size + len(header), ticket)
@@ -198,6 +215,7 @@ class Stream:
         self._queue.append(message)
         self._queued += message.size
         self.commands += 1
+        return self._seq
 
     def _owe(self) -> None:
         """Something becomes due: silence counts from now, not from the last idle hour."""
@@ -318,6 +336,10 @@ class Stream:
                 self._deliver(reply)
         except Exception as exc:
             self.fail(_own(exc), self._next("receive"))
+        # here, because whoever has noticed the loss may hold locks
+        if self.lost is not None:
+            for call in self._mourners:
+                call(self.lost)
 
     def _deliver(self, reply: Reply) -> None:
         ticket = reply.ticket
@@ -372,7 +394,7 @@ class Stream:
                 # also a part of a long reply is a sign of life
                 self._received = self._reader.received
                 self._last_life = max(self._last_life, now)
-            if not self._owed():
+            if not (self._owed() or (self.keep_alive and self._framing.can_ping)):
                 self._last_life = max(self._last_life, now)
                 return
             quiet = now - self._last_life

@@ -14,11 +14,16 @@ from caravan.stream.ticket import Ticket
 
 
 class Due:
-    """See the module."""
+    """See the module.
 
-    __slots__ = ("_aside", "_ordered")
+    Attributes:
+        answered: number of the last request whose turn has come; 0 for none.
+    """
+
+    __slots__ = ("_aside", "_ordered", "answered")
 
     def __init__(self) -> None:
+        self.answered = 0
         self._ordered: deque[Ticket] = deque()
         self._aside: dict[int, Ticket] = {}
 
@@ -55,9 +60,11 @@ class Due:
     def take_oldest(self) -> Ticket | None:
         """The one whose turn it is, off the list."""
         try:
-            return self._ordered.popleft()
+            ticket = self._ordered.popleft()
         except IndexError:
             return None
+        self.answered = ticket.seq
+        return ticket
 
     def take_aside(self, seq: int) -> Ticket | None:
         """The one of this number, off the list."""

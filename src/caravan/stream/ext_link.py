@@ -10,10 +10,11 @@ from caravan.stream.dispatcher import Stream
 from caravan.stream.graphs import GraphMemory, LruGraphs
 from caravan.stream.link import GraphRef, RemoteAllocation, TensorRef, checked
 from caravan.stream.message import Part, length
+from caravan.stream.reach import Reach
 from caravan.stream.ticket import Ticket
 from caravan.wire import commands
 from caravan.wire.commands import EXT, Command, Ext
-from caravan.wire.extension import DeviceInfo, Status
+from caravan.wire.extension import DeviceInfo, PeerTarget, Status, encode_json
 from caravan.wire.versions import Version
 
 # Writes up to the one size are gathered, until so many bytes wait.
@@ -26,15 +27,26 @@ class ExtLink:
 
     Small writes are kept until something that may depend on them, and leave as one command: a
     decode step is half a dozen of them.
+
+    Attributes:
+        reach: where other workers find this one; None when copies must pass the head.
     """
 
     extension = True
 
-    def __init__(self, stream: Stream, info: DeviceInfo, index: int, version: Version) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        info: DeviceInfo,
+        index: int,
+        version: Version,
+        reach: Reach | None = None,
+    ) -> None:
         self.stream = stream
         self.info = info
         self.index = index
         self.version = version
+        self.reach = reach
         self._graphs: GraphMemory = LruGraphs()
         self._sets: list[tuple[int, Part]] = []
         self._sets_size = 0
@@ -102,6 +114,27 @@ class ExtLink:
     def copy_tensor(self, src: TensorRef, dst: TensorRef, size: int) -> None:
         row = EXT[Ext.COPY]
         self._post(row, [row.request.pack(src.address(), dst.address(), size)], cork=True)
+
+    def open_peer(self, target: PeerTarget) -> Ticket:
+        """Ask the worker to connect this device to one of another worker."""
+        row = EXT[Ext.PEER_OPEN]
+        assert row.reply is not None
+        ticket = Ticket(row.name, row.reply.size, fatal=False)
+        self.stream.post(row, [encode_json(target)], ticket)
+        return ticket
+
+    def push(self, src: TensorRef, size: int, route: int, ticket: int) -> None:
+        """Send `size` bytes on a route that leads away from this device."""
+        row = EXT[Ext.PUSH]
+        self._post(row, [row.request.pack(route, 0, ticket, src.address(), size)])
+
+    def take(self, dst: TensorRef, size: int, route: int, ticket: int) -> int:
+        """Put what was pushed on a route to this device at `dst`; the number of the command."""
+        row = EXT[Ext.TAKE]
+        with self._lock:
+            self._post_sets()
+            parts = [row.request.pack(route, 0, ticket, dst.address(), size)]
+            return self.stream.post(row, parts, cork=True)
 
     def graph_compute(self, graph: GraphRef) -> None:
         with self._lock:

@@ -27,6 +27,7 @@ from caravan.stream.dispatcher import Stream
 from caravan.stream.ext_link import ExtLink
 from caravan.stream.framing import BaseFraming, ExtFraming
 from caravan.stream.link import DeviceLink
+from caravan.stream.reach import Reach
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
 from caravan.transport.reader import Reader
@@ -92,12 +93,14 @@ def open_session(
     *,
     timeout: float = 30.0,
     use_extension: bool = True,
+    direct: bool = True,
 ) -> Session:
     """Connect to the worker at `endpoint`.
 
     Args:
         name: gives the head's name for the worker's device of a number, for errors.
         timeout: seconds, for connecting and for every later silence.
+        direct: whether copies to other devices may go there without passing the head.
 
     Raises ConnectError when nobody answers, VersionMismatch or RemoteProtocolError when what
     answers is no worker that goes together with this head.
@@ -105,7 +108,7 @@ def open_session(
     wire = _hello(endpoint, timeout, use_extension)
     try:
         if wire.extension:
-            links = _open_devices(endpoint, wire, identity, name, watchdog, timeout)
+            links = _open_devices(endpoint, wire, identity, name, watchdog, timeout, direct)
         else:
             links = _open_base(endpoint, wire, name, watchdog, timeout)
     except BaseException:
@@ -176,6 +179,7 @@ def _open_devices(
     name: Callable[[int], str],
     watchdog: Watchdog,
     timeout: float,
+    direct: bool,
 ) -> list[DeviceLink]:
     """The session's devices, each on a connection of its own; the first one is open already."""
     reply = _join(endpoint, first, identity, "", 0, timeout)
@@ -192,9 +196,10 @@ def _open_devices(
             wire.transport.close()
         raise
     links: list[DeviceLink] = []
+    reach = Reach(endpoint, reply.peer_key, tuple(reply.peer_addresses))
     for index, (wire, info) in enumerate(zip(wires, reply.devices, strict=True)):
         stream = _stream(endpoint, wire, name(index), watchdog, timeout)
-        links.append(ExtLink(stream, info, index, wire.version))
+        links.append(ExtLink(stream, info, index, wire.version, reach if direct else None))
     return links
 
 

@@ -97,6 +97,12 @@ class Ext(IntEnum):
     ALLOC_SIZE = 78
     FENCE = 79
     SET_MANY = 80
+    PEER_OPEN = 81
+    PUSH = 82
+    TAKE = 83
+    # between two workers
+    PEER = 87
+    DATA = 88
 
 
 HELLO_REPLY = Layout(
@@ -110,6 +116,9 @@ U64 = Layout((("value", "Q"),), 8)
 MEMORY_REPLY = Layout((("free", "Q"), ("total", "Q")), 16)
 RECOMPUTE_8 = Layout((("device", "I"), ("uid", "Q")), 12)
 SET_ENTRY = Layout((("address", "Q"), ("size", "Q")), 16)
+PARCEL = Layout(
+    (("route", "I"), ("dtype", "I"), ("ticket", "Q"), ("address", "Q"), ("size", "Q")), 32
+)
 GRAPH_HEAD_7 = Layout((("device", "I"), ("n_nodes", "I")), 8)
 GRAPH_HEAD_8 = Layout((("device", "I"), ("uid", "Q"), ("n_nodes", "I")), 16)
 
@@ -245,6 +254,13 @@ EXT: dict[int, Command] = {
         Command(Ext.FENCE, "FENCE", EMPTY, reply=EMPTY),
         # after the count: so many SET_ENTRY, then their bytes one after the other
         Command(Ext.SET_MANY, "SET_MANY", Layout((("count", "I"),), 4), tail=True),
+        # JSON, see extension.PeerTarget; the reply is the round trip to the peer in nanoseconds
+        Command(Ext.PEER_OPEN, "PEER_OPEN", EMPTY, tail=True, reply=U64, aside=True),
+        Command(Ext.PUSH, "PUSH", PARCEL),
+        Command(Ext.TAKE, "TAKE", PARCEL),
+        # JSON, see extension.PeerRequest; the first frame from a worker to another one
+        Command(Ext.PEER, "PEER", EMPTY, tail=True, reply=EMPTY),
+        Command(Ext.DATA, "DATA", Layout((("ticket", "Q"),), 8), tail=True),
     )
 }
 

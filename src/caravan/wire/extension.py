@@ -24,6 +24,7 @@ FRAME = Layout(
 )
 
 MAX_JSON = 1 << 20
+MAX_ADDRESSES = 8
 MAX_ERROR_TEXT = 4096
 _MAX_TEXT = 256
 
@@ -40,6 +41,7 @@ MAX_BUFFER_SIZE = (1 << ADDRESS_SHIFT) - 1
 
 
 _T = TypeVar("_T")
+_P = TypeVar("_P", "PeerTarget", "PeerRequest")
 
 
 class Status(IntEnum):
@@ -54,6 +56,7 @@ class Status(IntEnum):
     REFUSED = 6
     INTERNAL = 7
     BUSY = 8
+    PEER_LOST = 9
 
 
 def caps(supported: bool = True) -> bytes:
@@ -109,24 +112,87 @@ class SessionRequest:
 
 @dataclass(frozen=True, slots=True)
 class SessionReply:
-    """The worker's answer. `ops` are the engine's op names by number, `session` is the secret key
-    under which further connections join."""
+    """The worker's answer.
+
+    Attributes:
+        session: the secret key under which the head's further connections join.
+        ops: the engine's op names by number.
+        peer_key: the secret under which other workers' connections join, to push copies.
+        peer_addresses: where they reach the worker, as endpoints, the best first.
+    """
 
     session: str
     caravan: str
     engine: str
     ops: list[str]
     devices: list[DeviceInfo]
+    peer_key: str
+    peer_addresses: list[str]
 
 
-def encode_json(message: SessionRequest | SessionReply) -> bytes:
-    """A SESSION payload."""
+@dataclass(frozen=True, slots=True)
+class PeerTarget:
+    """PEER_OPEN: asks a worker to connect a device of its own to a device of another worker.
+
+    Attributes:
+        route: the head's number for this way from one device to the other, above 0.
+        addresses: endpoints of the other worker, to be tried in this order.
+        key: the other worker's `peer_key`.
+        device: the other device's index there.
+    """
+
+    route: int
+    addresses: list[str]
+    key: str
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRequest:
+    """PEER: a worker introduces itself to another one; fields as in PeerTarget."""
+
+    route: int
+    key: str
+    device: int
+
+
+Json = SessionRequest | SessionReply | PeerTarget | PeerRequest
+
+
+def encode_json(message: Json) -> bytes:
+    """The payload of a command that carries JSON."""
     return json.dumps(asdict(message), separators=(",", ":")).encode()
 
 
 def decode_session_request(data: bytes) -> SessionRequest:
     """Raises RemoteProtocolError on anything but a whole, well-typed request."""
     return _build(SessionRequest, _object(data))
+
+
+def decode_peer_request(data: bytes) -> PeerRequest:
+    """Raises RemoteProtocolError on anything but a whole, well-typed request."""
+    return _checked_route(_build(PeerRequest, _object(data)))
+
+
+def decode_peer_target(data: bytes) -> PeerTarget:
+    """Raises RemoteProtocolError on anything but a whole, well-typed request."""
+    target = _checked_route(_build(PeerTarget, _object(data)))
+    _check_addresses(target.addresses)
+    return target
+
+
+def _checked_route(message: _P) -> _P:
+    if not 0 < message.route < 1 << 32:
+        raise RemoteProtocolError(f"route {message.route} is out of range")
+    return message
+
+
+def _check_addresses(addresses: list[Any]) -> None:
+    if len(addresses) > MAX_ADDRESSES or not all(
+        isinstance(address, str) and address.isprintable() and len(address) <= _MAX_TEXT
+        for address in addresses
+    ):
+        raise RemoteProtocolError("peer addresses that are none")
 
 
 def decode_session_reply(data: bytes) -> SessionReply:
@@ -141,6 +207,7 @@ def decode_session_reply(data: bytes) -> SessionReply:
     obj["ops"] = [_printable(op[:_MAX_TEXT]) for op in ops]
     obj["devices"] = [_build(DeviceInfo, device) for device in devices]
     reply = _build(SessionReply, obj)
+    _check_addresses(reply.peer_addresses)
     for device in reply.devices:
         if device.alignment <= 0 or device.alignment & (device.alignment - 1):
             raise RemoteProtocolError(f"device {device.name}: alignment {device.alignment}")

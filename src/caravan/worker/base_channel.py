@@ -18,7 +18,8 @@ from caravan.worker.buffers import Buffer, BufferTable
 from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote, log
 from caravan.worker.copies import Snapshot
 from caravan.worker.lane import Lane
-from caravan.worker.replies import NOTHING, Parts
+from caravan.worker.outlet import Parts
+from caravan.worker.replies import NOTHING
 from caravan.worker.table import bad, from_base
 
 GRAPHS_8 = 1024

@@ -22,7 +22,8 @@ from caravan.worker.buffers import Buffer, BufferTable
 from caravan.worker.copies import copy_within
 from caravan.worker.graph import tensor_alone
 from caravan.worker.lane import Lane
-from caravan.worker.replies import NOTHING, Parts
+from caravan.worker.outlet import Parts
+from caravan.worker.replies import NOTHING
 from caravan.worker.table import bad, from_records
 
 Handler = Callable[[Lane, bytes], Parts]

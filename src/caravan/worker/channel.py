@@ -22,7 +22,8 @@ from caravan.wire.extension import Status
 from caravan.worker.buffers import Buffer, BufferTable
 from caravan.worker.executor import Budget, Job
 from caravan.worker.lane import Lane
-from caravan.worker.replies import NOTHING, Parts, Replies
+from caravan.worker.outlet import Parts
+from caravan.worker.replies import NOTHING, Replies
 
 QUEUE_LIMIT = 256 << 20
 # A payload above this waits for the device rather than for memory of its own.

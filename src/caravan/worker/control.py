@@ -26,7 +26,9 @@ class Adopt:
         peer: the other end, for messages.
         major: version of the base protocol to speak; 0 for the extension.
         key: the session's key (extension).
-        seq, device: of the SESSION request that is still to be answered (extension).
+        seq, device: of the SESSION or PEER request that is still to be answered (extension).
+        peer_key, addresses: what the head may tell other workers of this session (extension).
+        route: of a connection from another worker, the head's number; 0 for one from a head.
     """
 
     connection: int
@@ -35,6 +37,9 @@ class Adopt:
     key: str = ""
     seq: int = 0
     device: int = 0
+    peer_key: str = ""
+    addresses: list[str] = field(default_factory=list)
+    route: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,28 +6,34 @@ on; only a frame that cannot be skipped ends it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from caravan.errors import RemoteError, TransportError
 from caravan.transport.base import Transport
 from caravan.wire.codec import MAX_PAYLOAD, ext_frame
 from caravan.wire.commands import EXT, Command, Ext
-from caravan.wire.extension import FRAME, MAX_ERROR_TEXT, MAX_SET_MANY, Status
+from caravan.wire.extension import FRAME, MAX_ERROR_TEXT, MAX_JSON, MAX_SET_MANY, Status
 from caravan.wire.records import EXT_TENSOR
 from caravan.worker.buffers import BufferTable
 from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote
-from caravan.worker.copies import Snapshot
 from caravan.worker.executor import Job
 from caravan.worker.handlers import ASIDE, HANDLERS, MAX_RECORDS, Handler
 from caravan.worker.lane import Lane
+from caravan.worker.outlet import Parts
 from caravan.worker.pair import ReadingPair
-from caravan.worker.replies import NOTHING, Parts
+from caravan.worker.replies import NOTHING
 from caravan.worker.table import bad, from_extension
 
 _SHORT = 64
+# They compute or wait, so they are not for the thread that reads.
+_LONG = (Ext.GRAPH_RECOMPUTE, Ext.TAKE)
+_MAX_OPENING = 32
+_NOT_HERE = (Ext.SESSION, Ext.PEER, Ext.DATA)
 _LIMITS = {
     Ext.GRAPH_COMPUTE: MAX_GRAPH,
     Ext.SET_MANY: MAX_SET_MANY,
+    Ext.PEER_OPEN: MAX_JSON,
     Ext.INIT_TENSOR: MAX_RECORDS * EXT_TENSOR.itemsize,
     Ext.ALLOC_SIZE: MAX_RECORDS * EXT_TENSOR.itemsize,
 }
@@ -48,6 +54,7 @@ class ExtChannel(Channel):
         super().__init__(transport, lanes, buffers)
         self.lane = lane
         self._in_order = False
+        self._opening = threading.BoundedSemaphore(_MAX_OPENING)
 
     def _read(self) -> bool:
         ReadingPair(self._read_on, "reader").run()
@@ -77,7 +84,7 @@ class ExtChannel(Channel):
 
     def _take(self, command: Command | None, number: int, seq: int, length: int) -> Job | None:
         """Do or queue one request; what is long and can be done at once is returned instead."""
-        if command is None or number == Ext.SESSION:
+        if command is None or number in _NOT_HERE:
             self.reader.skip(length)
             self._refuse(number, seq, RemoteError(Status.UNKNOWN_COMMAND, f"command {number}"))
             return None
@@ -95,6 +102,23 @@ class ExtChannel(Channel):
 
     def _aside(self, command: Command, seq: int, payload: bytes) -> None:
         """Answer now, whatever the device is at and whatever is still to be answered."""
+        if command.number != Ext.PEER_OPEN:
+            self._answer_aside(command, seq, payload)
+        elif self._opening.acquire(blocking=False):
+            threading.Thread(
+                target=self._open_peer, args=(command, seq, payload), name="peer", daemon=True
+            ).start()
+        else:
+            text = f"{_MAX_OPENING} peers are being connected"
+            self.replies.now(error_reply(command.number, seq, RemoteError(Status.BUSY, text)))
+
+    def _open_peer(self, command: Command, seq: int, payload: bytes) -> None:
+        try:
+            self._answer_aside(command, seq, payload)
+        finally:
+            self._opening.release()
+
+    def _answer_aside(self, command: Command, seq: int, payload: bytes) -> None:
         try:
             parts = ASIDE[command.number](self.lane, payload)
         except Exception as exc:
@@ -105,13 +129,11 @@ class ExtChannel(Channel):
     def _simple(self, command: Command, seq: int, payload: bytes) -> Job | None:
         if command.number == Ext.GRAPH_COMPUTE:
             return self._graph(command, seq, payload)
-        if command.number == Ext.COPY and self._copy_across(command, seq, payload):
-            return None
         self.lane.frees_posted += command.number == Ext.FREE
         handler = HANDLERS[command.number]
         work = self._answer(command, seq, lambda: handler(self.lane, payload))
         held = len(payload) if len(payload) > _SHORT else 0
-        if command.number == Ext.GRAPH_RECOMPUTE:
+        if command.number in _LONG:
             return self._long(work, held)
         if command.silent and self._at_once(command, seq, handler, payload):
             return None
@@ -119,7 +141,7 @@ class ExtChannel(Channel):
         return None
 
     def _long(self, work: Work, held: int) -> Job | None:
-        """Queue a computation; when the device is free for it, return what sets it going."""
+        """Queue what may take long; when the device is free for it, return what sets it going."""
         executor = self.lane.executor
         return executor.work_off if executor.enlist(self.job(work, held)) else None
 
@@ -186,25 +208,6 @@ class ExtChannel(Channel):
             return NOTHING
 
         self.receive(self.lane, size, lambda: self.lane.locate(address, size), guard)
-
-    def _copy_across(self, command: Command, seq: int, payload: bytes) -> bool:
-        """Start a copy from another device of the session; False when it is not one."""
-        src, dst, size = command.request.unpack(payload)
-        try:
-            index = self.buffers.locate(src, size)[0].device
-        except RemoteError:
-            return False
-        if index == self.lane.device.index:
-            return False
-        snapshot = Snapshot(self.lanes[index], src, size)
-        snapshot.post()
-
-        def body() -> Parts:
-            snapshot.write(self.lane, dst)
-            return NOTHING
-
-        self.post(self.lane, self._answer(command, seq, body), inline=False, held=size)
-        return True
 
     def _graph(self, command: Command, seq: int, payload: bytes) -> Job | None:
         """Check and build on this thread, while the device computes what came before."""

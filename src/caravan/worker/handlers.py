@@ -13,12 +13,14 @@ import numpy as np
 
 from caravan.errors import RemoteError
 from caravan.wire.commands import EXT, SET_ENTRY, Ext
-from caravan.wire.extension import Status
+from caravan.wire.extension import Status, decode_peer_target
 from caravan.wire.records import EXT_TENSOR
 from caravan.worker.copies import copy_within
 from caravan.worker.graph import tensor_alone
 from caravan.worker.lane import Lane
-from caravan.worker.replies import NOTHING, Parts
+from caravan.worker.outlet import Parts
+from caravan.worker.peering import open_way
+from caravan.worker.replies import NOTHING
 from caravan.worker.table import Table
 
 Handler = Callable[[Lane, bytes], Parts]
@@ -99,6 +101,42 @@ def copy(lane: Lane, payload: bytes) -> Parts:
     return NOTHING
 
 
+def push(lane: Lane, payload: bytes) -> Parts:
+    route, _dtype, ticket, address, size = _parcel(Ext.PUSH, payload)
+    buffer, offset = lane.locate(address, size)
+    data = (buffer.native.read(offset, size),) if buffer.native is not None else NOTHING
+    lane.counters.bytes_out += size
+    lane.peers.push(route, ticket, data)
+    return NOTHING
+
+
+def take(lane: Lane, payload: bytes) -> Parts:
+    route, _dtype, ticket, address, size = _parcel(Ext.TAKE, payload)
+    buffer, offset = lane.locate(address, size)
+    lane.peers.take(route, ticket, size, buffer, offset)
+    lane.counters.bytes_in += size
+    return NOTHING
+
+
+def _parcel(number: Ext, payload: bytes) -> tuple[int, ...]:
+    fields = _unpack(number, payload)
+    if fields[1]:
+        raise RemoteError(Status.BAD_REQUEST, f"data type {fields[1]} is not known")
+    return fields
+
+
+def open_peer(lane: Lane, payload: bytes) -> Parts:
+    """Connect to another worker; takes its time, so it has a thread of its own."""
+    target = decode_peer_target(payload)
+    transport, elapsed = open_way(target)
+    try:
+        lane.peers.add_out(target.route, transport)
+    except RemoteError:
+        transport.close()
+        raise
+    return _pack(Ext.PEER_OPEN, elapsed)
+
+
 def graph_recompute(lane: Lane, payload: bytes) -> Parts:
     (uid,) = _unpack(Ext.GRAPH_RECOMPUTE, payload)
     lane.compute(lane.graphs.get(uid))
@@ -149,6 +187,8 @@ HANDLERS: dict[int, Handler] = {
     Ext.GET: get,
     Ext.MEMSET: memset,
     Ext.SET_MANY: set_many,
+    Ext.PUSH: push,
+    Ext.TAKE: take,
     Ext.COPY: copy,
     Ext.GRAPH_RECOMPUTE: graph_recompute,
     Ext.MEMORY: memory,
@@ -157,4 +197,4 @@ HANDLERS: dict[int, Handler] = {
     Ext.ALLOC_SIZE: alloc_size,
 }
 
-ASIDE: dict[int, Handler] = {Ext.PING: ping}
+ASIDE: dict[int, Handler] = {Ext.PING: ping, Ext.PEER_OPEN: open_peer}

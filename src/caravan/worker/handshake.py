@@ -1,4 +1,5 @@
-"""The first words on a new connection: HELLO, and SESSION from a head that speaks the extension.
+"""The first words on a new connection: HELLO, and in the extension SESSION from a head or PEER from
+another worker.
 
 Runs in the supervisor, one short-lived thread a connection, within a bound of time. Reads exactly
 these messages, so that the session process finds every later byte still in the socket.
@@ -8,20 +9,26 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from caravan.errors import ConnectionClosed, RemoteProtocolError, TransportTimeout
 from caravan.wire import codec, extension
-from caravan.wire.commands import BASE_8, EXT, Base, Ext
-from caravan.wire.extension import FRAME, SessionRequest
+from caravan.wire.commands import BASE_8, Base, Ext
+from caravan.wire.extension import FRAME, PeerRequest, SessionRequest
 from caravan.wire.versions import Version
+
+_FIRST: dict[int, Callable[[bytes], SessionRequest | PeerRequest]] = {
+    Ext.SESSION: extension.decode_session_request,
+    Ext.PEER: extension.decode_peer_request,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
     """What a client asked for; `request` is None for one that speaks the base protocol."""
 
-    request: SessionRequest | None = None
+    request: SessionRequest | PeerRequest | None = None
     seq: int = 0
 
 
@@ -37,20 +44,21 @@ def greet(sock: socket.socket, version: Version, offer: bool, timeout: float) ->
     if not extended:
         return Greeting()
     frame = codec.decode_ext_request(_exactly(sock, FRAME.size, deadline))
-    if frame.command is not EXT[Ext.SESSION]:
-        raise RemoteProtocolError(f"the first frame is {frame.command.name}, not SESSION")
+    decode = _FIRST.get(frame.command.number)
+    if decode is None:
+        raise RemoteProtocolError(f"the first frame is {frame.command.name}, not SESSION or PEER")
     if frame.length > extension.MAX_JSON:
-        raise RemoteProtocolError(f"a SESSION of {frame.length} bytes")
-    payload = _exactly(sock, frame.length, deadline)
-    return Greeting(extension.decode_session_request(payload), frame.seq)
+        raise RemoteProtocolError(f"{frame.command.name} of {frame.length} bytes")
+    return Greeting(decode(_exactly(sock, frame.length, deadline)), frame.seq)
 
 
-def refuse(sock: socket.socket, seq: int, status: extension.Status, text: str) -> None:
-    """Answer SESSION with an error, as far as the socket takes it at once."""
+def refuse(sock: socket.socket, greeting: Greeting, status: extension.Status, text: str) -> None:
+    """Answer SESSION or PEER with an error, as far as the socket takes it at once."""
     data = text.encode()
+    number = Ext.PEER if isinstance(greeting.request, PeerRequest) else Ext.SESSION
     sock.setblocking(False)
     try:
-        sock.send(codec.ext_frame(Ext.SESSION, seq, len(data), status) + data)
+        sock.send(codec.ext_frame(number, greeting.seq, len(data), status) + data)
     except OSError:
         return
 

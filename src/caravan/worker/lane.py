@@ -15,6 +15,7 @@ from caravan.worker.buffers import Buffer, BufferTable
 from caravan.worker.executor import Executor
 from caravan.worker.graph import Graph, check_status
 from caravan.worker.native import NativeDevice
+from caravan.worker.peers import Peers
 from caravan.worker.table import Table
 
 
@@ -67,10 +68,17 @@ class GraphStore:
 class Lane:
     """One device of a session. Methods run at the device's turn (see `Executor`)."""
 
-    def __init__(self, device: NativeDevice, buffers: BufferTable, graphs: GraphStore) -> None:
+    def __init__(
+        self,
+        device: NativeDevice,
+        buffers: BufferTable,
+        graphs: GraphStore,
+        peers: Peers | None = None,
+    ) -> None:
         self.device = device
         self.buffers = buffers
         self.graphs = graphs
+        self.peers = peers if peers is not None else Peers()
         self.executor = Executor(f"{device.name}#{device.index}")
         self.counters = Counters()
         # The first belongs to the device's reader, the second to whoever has the turn.

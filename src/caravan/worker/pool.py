@@ -70,10 +70,7 @@ class Pool:
     def session(self, key: str) -> tuple[SessionProcess | None, str]:
         """The process of the session `key`, or of a new one for no key; or why there is none."""
         if key:
-            for process in self._processes:
-                if process.key and secrets.compare_digest(process.key.encode(), key.encode()):
-                    return process, ""
-            return None, "no such session"
+            return self._find(key, lambda process: process.key)
         if sum(bool(p.key) for p in self._processes) >= self._limit:
             return None, f"the worker serves {self._limit} sessions already"
         if self.spare is None:
@@ -82,10 +79,24 @@ class Pool:
         if spare is None:
             return None, "no session process can be started"
         spare.key = secrets.token_hex(16)
+        spare.peer_key = secrets.token_hex(16)
         self.spare = None
         # Not at once: the new session has better use for the processor now.
         self._spare_at = time.monotonic() + _SPARE_DELAY
         return spare, ""
+
+    def peer(self, key: str) -> tuple[SessionProcess | None, str]:
+        """The process of the session with this `peer_key`; or why there is none."""
+        return self._find(key, lambda process: process.peer_key)
+
+    def _find(
+        self, key: str, secret_of: Callable[[SessionProcess], str]
+    ) -> tuple[SessionProcess | None, str]:
+        for process in self._processes:
+            secret = secret_of(process)
+            if secret and secrets.compare_digest(secret.encode(), key.encode()):
+                return process, ""
+        return None, "no such session"
 
     def patience(self) -> float:
         """Seconds until `tend` has something to do of its own accord."""
@@ -149,7 +160,7 @@ class Pool:
         process.control.close()
         self._processes.remove(process)
         self._dying.append(process)
-        process.key = ""
+        process.key = process.peer_key = ""
         for connection in process.connections:
             self._gone(connection)
         if process is self.spare:

@@ -18,13 +18,15 @@ class SessionProcess:
 
     Attributes:
         ready: what it reported; None until it has.
-        key: the secret under which further connections join.
+        key: the secret under which further connections join; empty for the spare.
+        peer_key: the secret under which other workers' connections join.
         connections: the supervisor's numbers of those it serves.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.ready: control.Ready | None = None
         self.key = ""
+        self.peer_key = ""
         self.connections: set[int] = set()
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

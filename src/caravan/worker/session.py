@@ -20,7 +20,7 @@ import threading
 from caravan import __version__, engine
 from caravan.engine.layouts import OP_NAMES
 from caravan.engine.library import Engine
-from caravan.errors import CaravanError, RemoteError
+from caravan.errors import CaravanError, RemoteError, TransportError
 from caravan.transport.tcp import SocketTransport
 from caravan.wire.codec import ext_frame
 from caravan.wire.commands import Ext
@@ -33,6 +33,7 @@ from caravan.worker.devices import Found, choose, parse
 from caravan.worker.ext_channel import ExtChannel, error_reply
 from caravan.worker.lane import GraphStore, Lane
 from caravan.worker.native import NativeDevice
+from caravan.worker.peers import Peers
 
 
 class Session:
@@ -44,12 +45,16 @@ class Session:
         self._control = talk
         self._lock = threading.Lock()
         self._buffers = BufferTable()
+        self._peers = Peers()
         self._lanes: list[Lane] = []
         self._taken: dict[int, int] = {}  # device: the connection that has it
         self._open = 0
 
     def adopt(self, adopt: control.Adopt, fd: int) -> None:
-        """Serve a connection on a thread of its own."""
+        """Serve a connection on a thread of its own; one from another worker needs none."""
+        if adopt.route:
+            self._adopt_peer(adopt, SocketTransport(socket.socket(fileno=fd), adopt.peer))
+            return
         with self._lock:
             self._open += 1
             if not self._lanes:
@@ -59,10 +64,21 @@ class Session:
             target=self._serve, args=(adopt, transport), name=f"reader {adopt.peer}", daemon=True
         ).start()
 
+    def _adopt_peer(self, adopt: control.Adopt, transport: SocketTransport) -> None:
+        """A way into one of this session's devices; whoever takes from it reads it."""
+        try:
+            self._peers.add_in(adopt.route, transport)
+            transport.send([ext_frame(Ext.PEER, adopt.seq, 0)])
+        except (RemoteError, TransportError) as exc:
+            if isinstance(exc, RemoteError):
+                self._refuse(Ext.PEER, adopt, transport, exc)
+            transport.close()
+            control.send(self._control, control.Closed(adopt.connection))
+
     def _make_lanes(self, major: int) -> list[Lane]:
         """One protocol a session, so the rule for stored graphs is the session's too."""
         limit, lru = {0: (GRAPH_LRU, True), 7: (1, False)}.get(major, (GRAPHS_8, False))
-        return [Lane(d, self._buffers, GraphStore(limit, lru)) for d in self._devices]
+        return [Lane(d, self._buffers, GraphStore(limit, lru), self._peers) for d in self._devices]
 
     def _serve(self, adopt: control.Adopt, transport: SocketTransport) -> None:
         in_order = False
@@ -70,7 +86,7 @@ class Session:
             channel = self._channel(adopt, transport)
             in_order = channel.serve()
         except RemoteError as exc:
-            self._refuse(adopt, transport, exc)
+            self._refuse(Ext.SESSION, adopt, transport, exc)
             in_order = True
         except Exception as exc:
             log(f"internal error on the connection to {adopt.peer}: {type(exc).__name__}: {exc}")
@@ -97,14 +113,18 @@ class Session:
                 engine=self._engine.version,
                 ops=list(OP_NAMES),
                 devices=[device.info() for device in self._devices],
+                peer_key=adopt.peer_key,
+                peer_addresses=adopt.addresses,
             )
         )
         channel.replies.now((ext_frame(Ext.SESSION, adopt.seq, len(body)), body))
         return channel
 
-    def _refuse(self, adopt: control.Adopt, transport: SocketTransport, exc: RemoteError) -> None:
+    def _refuse(
+        self, number: Ext, adopt: control.Adopt, transport: SocketTransport, exc: RemoteError
+    ) -> None:
         try:
-            transport.send(error_reply(Ext.SESSION, adopt.seq, exc))
+            transport.send(error_reply(number, adopt.seq, exc))
         except CaravanError:
             return
 

@@ -23,12 +23,12 @@ from typing import Any
 
 from caravan.errors import CaravanError, WorkerStartError
 from caravan.transport.endpoint import Endpoint
-from caravan.wire.extension import EXTENSION_VERSION, Status
+from caravan.wire.extension import EXTENSION_VERSION, PeerRequest, SessionRequest, Status
 from caravan.wire.versions import V7, V8
 from caravan.worker import control, listener
 from caravan.worker.handshake import Greeting, greet, refuse
 from caravan.worker.pool import Pool, complain
-from caravan.worker.process import close_pipe
+from caravan.worker.process import SessionProcess, close_pipe
 
 _START_TIMEOUT = 120.0
 
@@ -42,6 +42,7 @@ class Settings:
         extension: offer Caravan's extension.
         timeout: seconds that a client has to introduce itself.
         parent_fd: end when this pipe closes; -1 for none.
+        peer_address: where other workers reach this one, as an endpoint; empty: where heads do.
     """
 
     host: str = "127.0.0.1"
@@ -52,6 +53,7 @@ class Settings:
     extension: bool = True
     timeout: float = 10.0
     parent_fd: int = -1
+    peer_address: str = ""
     max_sessions: int = 16
     max_connections: int = 256
 
@@ -74,6 +76,7 @@ class Supervisor:
         self._settings = settings
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
+        self._port = 0
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
@@ -91,14 +94,14 @@ class Supervisor:
         """Serve until told to stop; raises WorkerStartError when it cannot start."""
         previous = self._catch_signals()
         try:
-            self._listeners, port = listener.listen(self._settings.host, self._settings.port)
+            self._listeners, self._port = listener.listen(self._settings.host, self._settings.port)
             self._watch(self._wake_read, self._on_wake)
             if self._settings.parent_fd >= 0:
                 self._watch(self._settings.parent_fd, self._on_parent)
             self._pool.start_spare()
             ready = self._await_ready()
             if ready is not None:
-                self._announce(ready, port)
+                self._announce(ready)
                 for sock in self._listeners:
                     self._watch(sock, partial(self._on_accept, sock))
             while not self._stopping:
@@ -132,11 +135,11 @@ class Supervisor:
             self._step()
         return None
 
-    def _announce(self, ready: control.Ready, port: int) -> None:
+    def _announce(self, ready: control.Ready) -> None:
         major = self._settings.protocol or ready.protocol
         self._version = V7 if major == 7 else V8
         host = self._settings.host
-        where = host if host.startswith("unix:") else str(Endpoint(host, port))
+        where = host if host.startswith("unix:") else str(Endpoint(host, self._port))
         say(f"Starting RPC server v{self._version}")
         say(f"  endpoint       : {where}")
         say("  local cache    : n/a")
@@ -232,26 +235,48 @@ class Supervisor:
                 complain(f"closing the connection to {arrival.peer}: {arrival.error}")
                 self._gone(arrival.connection)
                 return
-            request = greeting.request
-            process, why = self._pool.session(request.session if request is not None else "")
+            process, why = self._process_for(greeting)
             if process is not None and process.give(
-                control.Adopt(
-                    connection=arrival.connection,
-                    peer=arrival.peer,
-                    major=self._version.major if request is None else 0,
-                    key=process.key,
-                    seq=greeting.seq,
-                    device=request.device if request is not None else 0,
-                ),
-                arrival.sock,
+                self._adopt(arrival, greeting, process), arrival.sock
             ):
                 return
             why = why or "the session has ended"
+            request = greeting.request
             if request is not None:
-                status = Status.BUSY if not request.session else Status.REFUSED
-                refuse(arrival.sock, greeting.seq, status, why)
+                new = isinstance(request, SessionRequest) and not request.session
+                refuse(arrival.sock, greeting, Status.BUSY if new else Status.REFUSED, why)
             complain(f"closing the connection to {arrival.peer}: {why}")
             self._gone(arrival.connection)
+
+    def _process_for(self, greeting: Greeting) -> tuple[SessionProcess | None, str]:
+        request = greeting.request
+        if isinstance(request, PeerRequest):
+            return self._pool.peer(request.key)
+        return self._pool.session(request.session if request is not None else "")
+
+    def _adopt(
+        self, arrival: Arrival, greeting: Greeting, process: SessionProcess
+    ) -> control.Adopt:
+        request = greeting.request
+        return control.Adopt(
+            connection=arrival.connection,
+            peer=arrival.peer,
+            major=self._version.major if request is None else 0,
+            key=process.key,
+            seq=greeting.seq,
+            device=request.device if request is not None else 0,
+            peer_key=process.peer_key,
+            addresses=[self._address(arrival.sock)],
+            route=request.route if isinstance(request, PeerRequest) else 0,
+        )
+
+    def _address(self, sock: socket.socket) -> str:
+        """Where other workers reach this one: most likely where this head has."""
+        if self._settings.peer_address:
+            return str(Endpoint.parse(self._settings.peer_address, self._port))
+        if sock.family == socket.AF_UNIX:
+            return f"unix:{sock.getsockname()}"
+        return str(Endpoint(sock.getsockname()[0], self._port))
 
     def _gone(self, connection: int) -> None:
         self._open.discard(connection)

@@ -1,0 +1,43 @@
+"""`Reach`: how the other workers find a session of one worker."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from caravan.transport.endpoint import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """One session's; links of the same session share the object.
+
+    Attributes:
+        endpoint: where the head has reached the worker.
+        key: the secret that opens a way into the session.
+        addresses: where the worker says that it can be reached.
+    """
+
+    endpoint: Endpoint
+    key: str
+    addresses: tuple[str, ...]
+
+    def seen_from(self, other: Reach) -> list[str]:
+        """Endpoints that the worker of `other` should try, the best first.
+
+        What only means something on one machine is left out where the two are not both known to be
+        on the head's: there it would name something else.
+        """
+        together = _is_here(self.endpoint) and _is_here(other.endpoint)
+        texts = dict.fromkeys([*self.addresses, str(self.endpoint)])
+        return [text for text in texts if together or not _is_here(Endpoint.parse(text))]
+
+
+def _is_here(endpoint: Endpoint) -> bool:
+    """Whether the endpoint names a place on whatever machine looks it up."""
+    if endpoint.path or endpoint.host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(endpoint.host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,114 @@
+"""`Outlet`: whole messages onto one connection, without waiting for the other end to read.
+
+What the socket does not take at once is copied and left to a writer thread, so a slow reader never
+holds a device; only a backlog above a bound, where there is one, makes the sender wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from caravan.errors import TransportError
+from caravan.transport.base import Buffer, Transport
+
+Parts = Sequence[Buffer]
+
+
+class Outlet:
+    """See the module. Any thread may send; a message leaves whole.
+
+    Args:
+        limit: bytes that may wait; None leaves the bound to the caller.
+
+    Attributes:
+        broken: nothing can be sent any more.
+    """
+
+    def __init__(self, transport: Transport, limit: int | None = None) -> None:
+        self._transport = transport
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._backlog: deque[memoryview] = deque()
+        self._size = 0
+        self._writer: threading.Thread | None = None
+        self.broken = False
+
+    def send(self, parts: Parts) -> None:
+        """Send a message, which may lie in device memory: it has been sent or copied on return.
+
+        Dropped without a word when the connection is broken.
+        """
+        with self._changed:
+            if self._limit is not None:
+                limit = self._limit
+                self._changed.wait_for(lambda: self.broken or self._size <= limit)
+            if self.broken:
+                return
+            left = deque(memoryview(part).cast("B") for part in parts if len(part))
+            if not self._backlog:
+                try:
+                    while left and (count := self._transport.send(list(left))):
+                        _drop(left, count)
+                except TransportError:
+                    self._break()
+                    return
+            for part in left:
+                self._backlog.append(memoryview(bytes(part)))
+                self._size += len(part)
+            if left:
+                self._wake_writer()
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until all has left; False if it has not."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.broken or not self._backlog, timeout)
+
+    def close(self) -> None:
+        """Send nothing more and let the writer end."""
+        with self._changed:
+            self._break()
+
+    def _break(self) -> None:
+        self.broken = True
+        self._backlog.clear()
+        self._size = 0
+        self._changed.notify_all()
+
+    def _wake_writer(self) -> None:
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write, name="outlet", daemon=True)
+            self._writer.start()
+        self._changed.notify_all()
+
+    def _write(self) -> None:
+        """The writer: it alone removes from the backlog, so `send` queues behind it."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self.broken or self._backlog)
+                if self.broken:
+                    return
+                parts = list(self._backlog)
+            try:
+                self._transport.wait_writable(1.0)
+                count = self._transport.send(parts)
+            except TransportError:
+                self.close()
+                return
+            with self._changed:
+                if not self.broken:
+                    self._size -= count
+                    _drop(self._backlog, count)
+                self._changed.notify_all()
+
+
+def _drop(parts: deque[memoryview], count: int) -> None:
+    """Remove the first `count` bytes."""
+    while count:
+        head = parts[0]
+        if count < len(head):
+            parts[0] = head[count:]
+            return
+        count -= len(head)
+        parts.popleft()

@@ -1,0 +1,150 @@
+"""`Peers`: the ways by which copies leave a session's devices for others, and come in.
+
+A way (route) leads from one device to another. Between two workers it is a connection that the
+first one opens when the head asks for it, and only pushes travel on it; within one session it is
+memory. The head posts each copy as PUSH to the source and then as TAKE to the destination, with the
+same ticket, so on every way pushes and takes come in the same order.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from caravan.errors import CaravanError, RemoteError
+from caravan.transport.base import Transport
+from caravan.transport.reader import Reader
+from caravan.wire.codec import ext_frame
+from caravan.wire.commands import EXT, Ext
+from caravan.wire.extension import FRAME, Status
+from caravan.worker.buffers import Buffer
+from caravan.worker.outlet import Outlet, Parts
+
+# Route number of a copy between two devices of one session.
+WITHIN = 0
+
+_BACKLOG = 256 << 20
+_PARKED = 1 << 30
+_MAX_ROUTES = 1024
+_DATA = EXT[Ext.DATA].request
+
+
+class Parcels:
+    """Copies within a session that were pushed and have not been taken."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._parcels: dict[int, bytes] = {}
+        self._size = 0
+
+    def put(self, ticket: int, data: bytes) -> None:
+        """Raises RemoteError when nobody takes what is there."""
+        with self._changed:
+            if ticket in self._parcels or self._size + len(data) > _PARKED:
+                raise RemoteError(Status.BAD_REQUEST, "pushes that are not taken")
+            self._parcels[ticket] = data
+            self._size += len(data)
+            self._changed.notify_all()
+
+    def take(self, ticket: int) -> bytes:
+        """Wait for it; a session that ends does not wait for this."""
+        with self._changed:
+            self._changed.wait_for(lambda: ticket in self._parcels)
+            data = self._parcels.pop(ticket)
+            self._size -= len(data)
+        return data
+
+
+class Incoming:
+    """The end of a way from another worker; read at the device's turn, by whoever has it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._reader = Reader(transport)
+
+    def take(self, ticket: int, size: int, buffer: Buffer, offset: int) -> None:
+        """Wait for the next push and put it into the buffer; raises RemoteError."""
+        try:
+            self._expect(ticket, size)
+            self._fill(buffer, offset, size)
+        except CaravanError as exc:
+            self._transport.close()
+            raise RemoteError(
+                Status.PEER_LOST, f"a copy from the worker at {self._transport.peer}: {exc}"
+            ) from exc
+
+    def _expect(self, ticket: int, size: int) -> None:
+        head = self._reader.read(FRAME.size + _DATA.size)
+        number, _status, _flags, _seq, length = FRAME.unpack(head[: FRAME.size])
+        (got,) = _DATA.unpack(head[FRAME.size :])
+        if number != Ext.DATA or got != ticket or length != _DATA.size + size:
+            raise RemoteError(
+                Status.BAD_REQUEST,
+                f"ticket {ticket} of {size} bytes is due, and {length - _DATA.size} bytes came"
+                f" for ticket {got}",
+            )
+
+    def _fill(self, buffer: Buffer, offset: int, size: int) -> None:
+        native = buffer.native
+        if native is not None and native.view is not None:
+            self._reader.read_into(native.view[offset : offset + size])
+            return
+        data = bytearray(size)
+        self._reader.read_into(memoryview(data))
+        if native is not None:
+            native.write(offset, data)
+
+
+class Peers:
+    """The ways of one session. Pushes and takes happen at their device's turn."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parcels = Parcels()
+        self._out: dict[int, Outlet] = {}
+        self._in: dict[int, Incoming] = {}
+
+    def add_out(self, route: int, transport: Transport) -> None:
+        """A way to another worker; raises RemoteError when there cannot be one more."""
+        with self._lock:
+            _check_new(route, self._out)
+            self._out[route] = Outlet(transport, _BACKLOG)
+
+    def add_in(self, route: int, transport: Transport) -> None:
+        """A way from another worker; raises RemoteError when there cannot be one more."""
+        with self._lock:
+            _check_new(route, self._in)
+            self._in[route] = Incoming(transport)
+
+    def push(self, route: int, ticket: int, data: Parts) -> None:
+        """Send `data`, which may lie in device memory, on its way; raises RemoteError.
+
+        A way that has broken is no error here: the other end is where something is missing.
+        """
+        if route == WITHIN:
+            self._parcels.put(ticket, b"".join(data))
+            return
+        outlet = self._out.get(route)
+        if outlet is None:
+            raise RemoteError(Status.BAD_REQUEST, f"there is no route {route} out of this worker")
+        size = sum(map(len, data))
+        head = ext_frame(Ext.DATA, 0, _DATA.size + size) + _DATA.pack(ticket)
+        outlet.send((head, *data))
+
+    def take(self, route: int, ticket: int, size: int, buffer: Buffer, offset: int) -> None:
+        """Wait for a push and put it into the buffer; raises RemoteError."""
+        if route != WITHIN:
+            incoming = self._in.get(route)
+            if incoming is None:
+                raise RemoteError(Status.BAD_REQUEST, f"there is no route {route} into this worker")
+            incoming.take(ticket, size, buffer, offset)
+            return
+        data = self._parcels.take(ticket)
+        if len(data) != size:
+            raise RemoteError(Status.BAD_REQUEST, f"{size} bytes to take, {len(data)} pushed")
+        if buffer.native is not None:
+            buffer.native.write(offset, data)
+
+
+def _check_new(route: int, routes: dict[int, Outlet] | dict[int, Incoming]) -> None:
+    if route in routes or len(routes) >= _MAX_ROUTES:
+        raise RemoteError(Status.REFUSED, f"no room for route {route}")
