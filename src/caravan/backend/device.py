@@ -86,7 +86,11 @@ class RemoteDevice:
         return sizes
 
     def check(self) -> None:
-        """Raises WorkerLost once the device is lost, or its cluster closed."""
+        """Raises WorkerLost once the device is lost, or its cluster closed.
+
+        What still waits for company in the stream leaves now.
+        """
+        self.link.stream.flush()
         failure = self.link.stream.failure
         if failure is not None:
             raise failure

@@ -110,6 +110,11 @@ class Stream:
         )
 
     @property
+    def bytes_received(self) -> int:
+        """Since the start, those of the handshake included."""
+        return self._reader.received
+
+    @property
     def ended(self) -> bool:
         """Whether it is lost or closed."""
         return self._done()

@@ -11,6 +11,7 @@ from caravan.stream.graphs import GraphMemory, LruGraphs
 from caravan.stream.link import GraphRef, RemoteAllocation, TensorRef, checked
 from caravan.stream.message import Part, length
 from caravan.stream.reach import Reach
+from caravan.stream.sequels import Sequels
 from caravan.stream.ticket import Ticket
 from caravan.wire import commands
 from caravan.wire.commands import EXT, Command, Ext
@@ -50,6 +51,7 @@ class ExtLink:
         self._graphs: GraphMemory = LruGraphs()
         self._sets: list[tuple[int, Part]] = []
         self._sets_size = 0
+        self._sequels = Sequels()
         # what is posted must be in the order of the calls, and the peer counts graphs in that order
         self._lock = threading.Lock()
 
@@ -88,6 +90,7 @@ class ExtLink:
     ) -> None:
         address, size = tensor.address() + offset, length(data)
         with self._lock:
+            self._sequels.other()
             if size <= _SMALL_SET and not wait_sent:
                 self._sets.append((address, data))
                 self._sets_size += size + commands.SET_ENTRY.size
@@ -104,6 +107,7 @@ class ExtLink:
     ) -> Ticket:
         row = EXT[Ext.GET]
         ticket = Ticket(row.name, size, target)
+        self._sequels.came()
         self._post(row, [row.request.pack(tensor.address() + offset, size)], ticket)
         return ticket
 
@@ -126,6 +130,7 @@ class ExtLink:
     def push(self, src: TensorRef, size: int, route: int, ticket: int) -> None:
         """Send `size` bytes on a route that leads away from this device."""
         row = EXT[Ext.PUSH]
+        self._sequels.came()
         self._post(row, [row.request.pack(route, 0, ticket, src.address(), size)])
 
     def take(self, dst: TensorRef, size: int, route: int, ticket: int) -> int:
@@ -141,7 +146,8 @@ class ExtLink:
             self._post_sets()
             if graph.uid and self._graphs.known(graph.uid):
                 row = EXT[Ext.GRAPH_RECOMPUTE]
-                self.stream.post(row, [row.request.pack(graph.uid)])
+                held = self._sequels.expected(graph.uid)
+                self.stream.post(row, [row.request.pack(graph.uid)], cork=held)
                 return
             row = EXT[Ext.GRAPH_COMPUTE]
             n_nodes, n_tensors, rows, handles = graph.ext_payload()
