@@ -127,12 +127,16 @@ def test_the_hello_is_the_one_that_is_sent():
     assert bytes.fromhex(shown) == codec.hello_request(extension.caps())
 
 
-def test_the_session_examples_are_sound():
-    request, reply = blocks(PROTOCOL, "json")
-    decoded = extension.decode_session_request(request.encode())
-    assert extension.encode_json(decoded).decode() == request.strip()
-    answer = extension.decode_session_reply(reply.encode())
-    assert json.loads(extension.encode_json(answer)) == json.loads(reply)
+def test_the_examples_of_json_are_sound():
+    decoders = {
+        "SESSION": (extension.decode_session_request, extension.decode_session_reply),
+        "Direct copies": (extension.decode_peer_target, extension.decode_peer_request),
+    }
+    for title, pair in decoders.items():
+        shown = blocks(section(PROTOCOL, title), "json")
+        for decode, example in zip(pair, shown, strict=True):
+            message = decode(example.encode())
+            assert json.loads(extension.encode_json(message)) == json.loads(example)
 
 
 def test_what_differs_between_7_and_8_is_told():

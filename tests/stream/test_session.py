@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -40,6 +40,7 @@ DEVICES = [
 ]
 KEY = "0123456789abcdef0123456789abcdef"
 GOOD = SessionReply(KEY, "0.1.0", "0.26.0", list(OPS), DEVICES, "f" * 32, ["127.0.0.1:1"])
+ALONE = replace(GOOD, devices=DEVICES[:1])
 
 Script = Callable[[Peer], None]
 
@@ -229,7 +230,7 @@ def test_bytes_of_the_first_reply_that_came_with_the_handshake_are_kept(serve, w
         hello()(peer)
         peer.table = None
         request = peer.request("SESSION")
-        data = extension.encode_json(SessionReply(KEY, "", "", list(OPS), DEVICES[:1]))
+        data = extension.encode_json(ALONE)
         pong = codec.ext_frame(75, 0, 0)
         peer.raw(codec.ext_frame(64, request.seq, len(data)) + data + pong)
         peer.reply(peer.request("MEMORY"), u64(5, 6))
@@ -276,8 +277,7 @@ def test_the_extension_can_be_left_out(serve, watchdog):
 
 
 def test_a_worker_that_dies_later(serve, watchdog):
-    one = SessionReply(KEY, "", "", list(OPS), DEVICES[:1])
-    server = serve(steps(hello(), session(one)))
+    server = serve(steps(hello(), session(ALONE)))
     opened = open_to(server, watchdog)
     side = Side(opened.links[0].memory)
     server.peers[0].request("MEMORY")
@@ -329,13 +329,13 @@ def test_a_version_that_does_not_go_together(serve, watchdog, version):
     ],
 )
 def test_an_engine_with_other_ops(serve, watchdog, ops, text):
-    server = serve(steps(hello(), session(SessionReply(KEY, "", "0.25.3", ops, DEVICES))))
+    server = serve(steps(hello(), session(replace(GOOD, ops=ops))))
     fails(server, watchdog, ProtocolError, text)
 
 
 @pytest.mark.parametrize("count", [0, 17])
 def test_too_few_or_too_many_devices(serve, watchdog, count):
-    reply = SessionReply(KEY, "", "", list(OPS), DEVICES[:1] * count)
+    reply = replace(GOOD, devices=DEVICES[:1] * count)
     fails(serve(steps(hello(), session(reply))), watchdog, RemoteProtocolError, f"{count} devices")
 
 

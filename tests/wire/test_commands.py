@@ -67,6 +67,11 @@ EXTENSION: list[Row] = [
     (78, "ALLOC_SIZE", 0, True, 8, False),
     (79, "FENCE", 0, False, 0, False),
     (80, "SET_MANY", 4, True, None, False),
+    (81, "PEER_OPEN", 0, True, 8, False),
+    (82, "PUSH", 32, False, None, False),
+    (83, "TAKE", 32, False, None, False),
+    (87, "PEER", 0, True, 0, False),
+    (88, "DATA", 8, True, None, False),
 ]
 
 TABLES = {"7": (BASE_7, SEVEN), "8": (BASE_8, EIGHT), "extension": (EXT, EXTENSION)}

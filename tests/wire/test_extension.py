@@ -1,4 +1,4 @@
-"""The extension's agreement in HELLO, and its SESSION texts under hostile input."""
+"""The extension's agreement in HELLO, and its JSON texts under hostile input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from caravan.errors import RemoteProtocolError
 from caravan.wire import extension
-from caravan.wire.extension import DeviceInfo, SessionReply, SessionRequest
+from caravan.wire.extension import (
+    DeviceInfo,
+    PeerRequest,
+    PeerTarget,
+    SessionReply,
+    SessionRequest,
+)
 
 texts = st.text(st.characters(categories=("L", "N", "P", "S")), max_size=40)
 sizes = st.integers(0, 2**64 - 1)
@@ -29,9 +35,20 @@ devices = st.builds(
     pads=st.booleans(),
 )
 requests = st.builds(SessionRequest, texts, st.integers(0, 2**32), texts, texts)
+addresses = st.lists(texts, max_size=extension.MAX_ADDRESSES)
 replies = st.builds(
-    SessionReply, texts, texts, texts, st.lists(texts, max_size=5), st.lists(devices, max_size=3)
+    SessionReply,
+    texts,
+    texts,
+    texts,
+    st.lists(texts, max_size=5),
+    st.lists(devices, max_size=3),
+    texts,
+    addresses,
 )
+routes = st.integers(1, 2**32 - 1)
+targets = st.builds(PeerTarget, routes, addresses, texts, st.integers(0, 2**32))
+introductions = st.builds(PeerRequest, routes, texts, st.integers(0, 2**32))
 
 REQUEST = {"session": "", "device": 0, "caravan": "0.1.0", "engine": "0.26.0"}
 DEVICE = {
@@ -51,8 +68,17 @@ REPLY = {
     "engine": "0.26.0",
     "ops": ["NONE", "DUP"],
     "devices": [DEVICE],
+    "peer_key": "other key",
+    "peer_addresses": ["lab1:50052", "unix:/tmp/worker"],
 }
-DECODERS = [extension.decode_session_request, extension.decode_session_reply]
+PEER = {"route": 1, "key": "other key", "device": 0}
+TARGET = {**PEER, "addresses": ["lab1:50052"]}
+DECODERS = [
+    extension.decode_session_request,
+    extension.decode_session_reply,
+    extension.decode_peer_request,
+    extension.decode_peer_target,
+]
 
 
 def test_caps_bytes():
@@ -103,6 +129,16 @@ def test_requests_come_back(request):
 @given(replies)
 def test_replies_come_back(reply):
     assert extension.decode_session_reply(extension.encode_json(reply)) == reply
+
+
+@given(targets)
+def test_targets_come_back(target):
+    assert extension.decode_peer_target(extension.encode_json(target)) == target
+
+
+@given(introductions)
+def test_introductions_come_back(request):
+    assert extension.decode_peer_request(extension.encode_json(request)) == request
 
 
 def test_unknown_fields_are_ignored():
@@ -175,13 +211,49 @@ def test_request_fields_of_wrong_types_are_refused(field):
 @pytest.mark.parametrize("field", REPLY)
 def test_reply_fields_of_wrong_types_are_refused(field):
     for wrong in wrong_for(REPLY[field]):
-        if wrong == [] or (wrong == [[]] and field not in ("ops", "devices")):
+        if wrong == []:
             continue
         with pytest.raises(RemoteProtocolError):
             extension.decode_session_reply(json.dumps({**REPLY, field: wrong}).encode())
     missing = {name: value for name, value in REPLY.items() if name != field}
     with pytest.raises(RemoteProtocolError):
         extension.decode_session_reply(json.dumps(missing).encode())
+
+
+@pytest.mark.parametrize("field", TARGET)
+@pytest.mark.parametrize(
+    ("decode", "whole"), [(extension.decode_peer_request, PEER), (DECODERS[3], TARGET)]
+)
+def test_peer_fields_of_wrong_types_are_refused(decode, whole, field):
+    if field not in whole:
+        return
+    for wrong in wrong_for(whole[field]):
+        if wrong == []:
+            continue
+        with pytest.raises(RemoteProtocolError):
+            decode(json.dumps({**whole, field: wrong}).encode())
+    missing = {name: value for name, value in whole.items() if name != field}
+    with pytest.raises(RemoteProtocolError, match=field):
+        decode(json.dumps(missing).encode())
+
+
+@pytest.mark.parametrize("route", [0, 2**32])
+def test_a_route_has_32_bits_and_is_not_0(route):
+    for decode, whole in ((extension.decode_peer_request, PEER), (DECODERS[3], TARGET)):
+        with pytest.raises(RemoteProtocolError, match=f"route {route} is out of range"):
+            decode(json.dumps({**whole, "route": route}).encode())
+
+
+@pytest.mark.parametrize(
+    "wrong", [["lab1"] * 9, ["a" * 257], ["lab1\n"], ["\ud800"], [1], [None], [["lab1"]]]
+)
+def test_addresses_that_make_no_sense_are_refused(wrong):
+    for decode, message in (
+        (extension.decode_session_reply, {**REPLY, "peer_addresses": wrong}),
+        (extension.decode_peer_target, {**TARGET, "addresses": wrong}),
+    ):
+        with pytest.raises(RemoteProtocolError, match="peer addresses that are none"):
+            decode(json.dumps(message).encode())
 
 
 @pytest.mark.parametrize("field", DEVICE)
@@ -220,6 +292,9 @@ def test_any_bytes_are_valid_or_refused(data):
         | st.dictionaries(st.sampled_from(list(DEVICE)), json_values).map(
             lambda fields: json.dumps({**REPLY, "devices": [{**DEVICE, **fields}]}).encode()
         )
+        | st.dictionaries(st.sampled_from(list(TARGET)), json_values).map(
+            lambda fields: json.dumps({**TARGET, **fields}).encode()
+        )
     )
     for decode in DECODERS:
         try:
@@ -227,7 +302,7 @@ def test_any_bytes_are_valid_or_refused(data):
         except RemoteProtocolError as exc:
             assert str(exc)
         else:
-            assert isinstance(message, SessionRequest | SessionReply)
+            assert isinstance(message, SessionRequest | SessionReply | PeerRequest | PeerTarget)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255))

@@ -222,14 +222,17 @@ def test_two_devices_of_a_session_share_buffers_but_not_queues(worker, client):
         want = product(other, two, at)
         other.graph(linear, 2, 1)
         np.testing.assert_allclose(result(other, two, at), want, rtol=1e-5)
-        # a copy waits for the source's earlier work
-        other.post(Ext.COPY, one + (8 << 20), two, 8)
+        # a push waits for the source's earlier work, and the other device for the push
+        other.post(Ext.TAKE, 0, 0, 1, two, 8)
+        client.post(Ext.PUSH, 0, 0, 1, one + (8 << 20), 8)
         assert other.get(two, 8) == b"from one"
         client.sock.setblocking(False)
         client.sock.settimeout(5)
         assert client.answer_of().seq == fence
         # and each answers only for its own buffers
         other.set(one, b"x")
+        assert other.answer_of().status == Status.BAD_REQUEST
+        other.post(Ext.COPY, one, two, 8)
         assert other.answer_of().status == Status.BAD_REQUEST
         other.post(Ext.BYE)
         other.assert_closed()
