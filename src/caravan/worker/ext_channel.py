@@ -26,8 +26,8 @@ from caravan.worker.replies import NOTHING
 from caravan.worker.table import bad, from_extension
 
 _SHORT = 64
-# They compute or wait, so they are not for the thread that reads.
-_LONG = (Ext.GRAPH_RECOMPUTE, Ext.TAKE)
+# They compute or wait (a PUSH for room), so they are not for the thread that reads.
+_LONG = (Ext.GRAPH_RECOMPUTE, Ext.PUSH, Ext.TAKE)
 _MAX_OPENING = 32
 _NOT_HERE = (Ext.SESSION, Ext.PEER, Ext.DATA)
 _LIMITS = {

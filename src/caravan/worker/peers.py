@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 
-from caravan.errors import CaravanError, RemoteError
+from caravan.errors import RemoteError
 from caravan.transport.base import Transport
 from caravan.transport.reader import Reader
 from caravan.wire.codec import ext_frame
@@ -22,25 +22,31 @@ from caravan.worker.outlet import Outlet, Parts
 # Route number of a copy between two devices of one session.
 WITHIN = 0
 
+# Bytes on a way that nobody has taken, before a push waits.
 _BACKLOG = 256 << 20
-_PARKED = 1 << 30
 _MAX_ROUTES = 1024
 _DATA = EXT[Ext.DATA].request
 
 
 class Parcels:
-    """Copies within a session that were pushed and have not been taken."""
+    """Copies within a session that were pushed and have not been taken.
 
-    def __init__(self) -> None:
+    Args:
+        limit: bytes of them beyond which a push waits, as on the way to another worker.
+    """
+
+    def __init__(self, limit: int = _BACKLOG) -> None:
+        self._limit = limit
         self._changed = threading.Condition()
         self._parcels: dict[int, bytes] = {}
         self._size = 0
 
     def put(self, ticket: int, data: bytes) -> None:
-        """Raises RemoteError when nobody takes what is there."""
+        """Wait for room, and leave it there; raises RemoteError for a ticket that is there."""
         with self._changed:
-            if ticket in self._parcels or self._size + len(data) > _PARKED:
-                raise RemoteError(Status.BAD_REQUEST, "pushes that are not taken")
+            self._changed.wait_for(lambda: self._size <= self._limit)
+            if ticket in self._parcels:
+                raise RemoteError(Status.BAD_REQUEST, f"ticket {ticket} is pushed twice")
             self._parcels[ticket] = data
             self._size += len(data)
             self._changed.notify_all()
@@ -51,6 +57,7 @@ class Parcels:
             self._changed.wait_for(lambda: ticket in self._parcels)
             data = self._parcels.pop(ticket)
             self._size -= len(data)
+            self._changed.notify_all()
         return data
 
 
@@ -66,7 +73,8 @@ class Incoming:
         try:
             self._expect(ticket, size)
             self._fill(buffer, offset, size)
-        except CaravanError as exc:
+        except Exception as exc:
+            # whatever it was: the next push does not begin where the next take would read
             self._transport.close()
             raise RemoteError(
                 Status.PEER_LOST, f"a copy from the worker at {self._transport.peer}: {exc}"
