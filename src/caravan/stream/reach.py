@@ -5,7 +5,9 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+from caravan.errors import UsageError
 from caravan.transport.endpoint import Endpoint
+from caravan.wire.extension import MAX_ADDRESSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,15 @@ class Reach:
         """
         together = _is_here(self.endpoint) and _is_here(other.endpoint)
         texts = dict.fromkeys([*self.addresses, str(self.endpoint)])
-        return [text for text in texts if together or not _is_here(Endpoint.parse(text))]
+        return [text for text in texts if _leads_there(text, together)][:MAX_ADDRESSES]
+
+
+def _leads_there(text: str, together: bool) -> bool:
+    try:
+        here = _is_here(Endpoint.parse(text))
+    except UsageError:
+        return False
+    return together or not here
 
 
 def _is_here(endpoint: Endpoint) -> bool:

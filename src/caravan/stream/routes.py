@@ -67,6 +67,8 @@ class Route:
         self.open()
         if self._opened is not None:
             self._opened.settle()
+            # the receiver may be about to
+            self._decide()
         return self.path
 
     def copy(self, src: TensorRef, dst: TensorRef, size: int) -> None:
@@ -80,6 +82,10 @@ class Route:
             number = next(_tickets)
             self._links[0].push(src, size, self._number, number)
             self._last_take = self._links[1].take(dst, size, self._number, number)
+            lost = self._src.stream.lost
+        if lost is not None:
+            # it may have told of that before there was this one to wait for it
+            self._source_lost(lost)
 
     def _first_path(self) -> Path:
         src, dst = self._src, self._dst
@@ -100,8 +106,12 @@ class Route:
             return
         src, dst = self._links
         assert src.reach is not None and dst.reach is not None
-        self._number = next(_numbers)
         addresses = dst.reach.seen_from(src.reach)
+        if not addresses:
+            self.reason = f"{dst.reach.endpoint} is an address for this machine alone"
+            self.path = Path.RELAY
+            return
+        self._number = next(_numbers)
         target = PeerTarget(self._number, addresses, dst.reach.key, dst.index)
         self.path = Path.OPENING
         self._opened = src.open_peer(target)
