@@ -21,6 +21,7 @@ from caravan.wire.versions import Version
 # Writes up to the one size are gathered, until so many bytes wait.
 _SMALL_SET = 16 << 10
 _SETS_SIZE = 64 << 10
+_CORKED_TAKE = 64 << 10
 
 
 class ExtLink:
@@ -139,7 +140,8 @@ class ExtLink:
         with self._lock:
             self._post_sets()
             parts = [row.request.pack(route, 0, ticket, dst.address(), size)]
-            return self.stream.post(row, parts, cork=True)
+            # many big ones that stay here would keep what they take in the way of later pushes
+            return self.stream.post(row, parts, cork=size <= _CORKED_TAKE)
 
     def graph_compute(self, graph: GraphRef) -> None:
         with self._lock:
