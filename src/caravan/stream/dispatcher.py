@@ -30,6 +30,7 @@ from caravan.stream.ticket import Ticket
 from caravan.transport.base import Buffer, Transport
 from caravan.transport.reader import Reader
 from caravan.wire.commands import Command, Ext
+from caravan.wire.extension import Status
 
 # What one system call is given, and what may wait in memory before `post` waits for room.
 _MAX_SEGMENT = 1 << 20
@@ -37,6 +38,8 @@ _MAX_PARTS = 60
 MAX_QUEUED = 64 << 20
 # Small commands stay until a command that something depends on, or until this many bytes wait.
 _CORK = 32 << 10
+# What an error that says less than another one waits for that.
+_CAUSE_SECONDS = 2.0
 _CLOSED = "the stream was closed"
 _HALF = 1 << 31
 
@@ -358,6 +361,7 @@ class Stream:
             if ticket is not None and not ticket.fatal and isinstance(reply.error, RemoteError):
                 ticket.fail(reply.error)
             else:
+                self._await_cause(reply.error)
                 self._abandon(reply.error, reply.name, ticket)
         elif ticket is not None:
             self._read_payload(ticket, reply.length)
@@ -376,6 +380,12 @@ class Stream:
             self._abandon(_own(exc), ticket.name, ticket)
         else:
             ticket.resolve(data)
+
+    def _await_cause(self, error: CaravanError) -> None:
+        """A copy broke off: the loss of its source, which comes about now, says why."""
+        if isinstance(error, RemoteError) and error.code == Status.PEER_LOST:
+            with self._lock:
+                self._room.wait_for(self._done, _CAUSE_SECONDS)
 
     def _abandon(self, cause: CaravanError, command: str, ticket: Ticket | None) -> None:
         """Lose the stream, and with it a ticket that is no longer among the pending ones."""
