@@ -67,6 +67,8 @@ class Session:
     def _adopt_peer(self, adopt: control.Adopt, transport: SocketTransport) -> None:
         """A way into one of this session's devices; whoever takes from it reads it."""
         try:
+            if not adopt.device < len(self._devices):
+                raise RemoteError(Status.REFUSED, f"this worker has no device {adopt.device}")
             self._peers.add_in(adopt.route, transport)
             transport.send([ext_frame(Ext.PEER, adopt.seq, 0)])
         except (RemoteError, TransportError) as exc:

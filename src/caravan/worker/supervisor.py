@@ -275,7 +275,7 @@ class Supervisor:
         if self._settings.peer_address:
             return str(Endpoint.parse(self._settings.peer_address, self._port))
         if sock.family == socket.AF_UNIX:
-            return f"unix:{sock.getsockname()}"
+            return f"unix:{os.path.abspath(sock.getsockname())}"
         return str(Endpoint(sock.getsockname()[0], self._port))
 
     def _gone(self, connection: int) -> None:
