@@ -7,7 +7,9 @@ import threading
 from caravan.errors import AllocationError
 from caravan.wire.extension import GRAPH_LRU
 from caravan.worker.buffers import BufferTable
+from caravan.worker.graph import Graph
 from caravan.worker.lane import GraphStore, Lane
+from caravan.worker.table import Table
 
 
 class FakeBuffer:
@@ -53,7 +55,7 @@ class FakeDevice:
         self.gate = threading.Event()
         self.gate.set()
         self.computing = threading.Event()
-        self.computed: list[int] = []
+        self.computed: list[Graph] = []
         self.status = 0
         self.buffers: list[FakeBuffer] = []
         self._host = host
@@ -71,7 +73,10 @@ class FakeDevice:
     def supports(self, tensor: int) -> bool:
         return True
 
-    def compute(self, graph: int) -> int:
+    def estimate(self, table: Table) -> int:
+        return 0
+
+    def compute(self, graph: Graph) -> int:
         self.computing.set()
         assert self.gate.wait(10)
         self.computed.append(graph)

@@ -79,7 +79,8 @@ def serving(channel_class, devices, *extra) -> Iterator[tuple[Peer, list]]:
         yield Peer(theirs), made
     finally:
         for device in devices:
-            device.gate.set()
+            if isinstance(device, FakeDevice):
+                device.gate.set()
         theirs.close()
         thread.join(5)
         channel.replies.close()

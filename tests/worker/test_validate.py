@@ -31,6 +31,9 @@ class Anything:
     def supports(self, tensor: int) -> bool:
         return True
 
+    def estimate(self, table: Table) -> int:
+        return 12
+
 
 def op(name: str) -> int:
     return OP_NAMES.index(name)
@@ -237,7 +240,7 @@ def test_a_graph_keeps_what_c_sees_and_its_names_end() -> None:
     rows["use_count"][0] = 3
     graph = Graph(Table(rows, 2), MEMORY, Anything())
     tensors, nodes, keys, uses, _used = graph._keep
-    assert graph.address % 8 == 0 and graph.n_nodes == 2
+    assert graph.address % 8 == 0 and graph.n_nodes == 2 and graph.nanoseconds == 12
     assert tensors["name"].tolist() == [b"x" * 63] * 5
     base = tensors.ctypes.data
     assert base % 16 == 0

@@ -30,7 +30,8 @@ _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
     "devices",
     default="",
     metavar="DEV[:THREADS],...",
-    help="Devices to lend, such as CUDA0 or CPU:1,CPU:1. [default: all GPUs, else the CPU]",
+    help="Devices to lend, such as CUDA0 or CPU:1,CPU:1. sim:GFLOPS=100,GBPS=50[,GIB=24][,US=20] "
+    "is a device that only takes the time that computing would. [default: all GPUs, else the CPU]",
 )
 @click.option(
     "-H", "--host", default="127.0.0.1", show_default=True, help="Host name, address or unix:PATH."

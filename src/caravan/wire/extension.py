@@ -39,6 +39,9 @@ MAX_SET_MANY = 1 << 20
 ADDRESS_SHIFT = 40
 MAX_BUFFER_SIZE = (1 << ADDRESS_SHIFT) - 1
 
+# The name of devices that take time and compute nothing: their results mean nothing.
+SIMULATED = "sim"
+
 
 _T = TypeVar("_T")
 _P = TypeVar("_P", "PeerTarget", "PeerRequest")
@@ -79,7 +82,7 @@ class DeviceInfo:
     """What a worker says of one of its devices when a session opens.
 
     Attributes:
-        name: the engine's name of it, such as `CPU` or `CUDA0`.
+        name: the engine's name of it, such as `CPU` or `CUDA0`; `sim` for a simulated one.
         description: text for people.
         type: ggml's device type (0 CPU, 1 GPU, 2 IGPU, 3 ACCEL).
         threads: compute threads of a CPU device; 0 where that means nothing.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from caravan.errors import AllocationError, RemoteError
 from caravan.wire.extension import ADDRESS_SHIFT, MAX_BUFFER_SIZE, Status
-from caravan.worker.native import NativeBuffer, NativeDevice
+from caravan.worker.device import Device, DeviceBuffer
 
 _MAX_HANDLE = (1 << (64 - ADDRESS_SHIFT)) - 1
 _MAX_BUFFERS = 4096
@@ -31,7 +31,7 @@ class Buffer:
     handle: int
     device: int
     size: int
-    native: NativeBuffer | None
+    native: DeviceBuffer | None
 
     @property
     def base(self) -> int:
@@ -68,7 +68,7 @@ class BufferTable:
         """Changes with every allocation and every free."""
         return self._version
 
-    def allocate(self, device: NativeDevice, size: int) -> Buffer:
+    def allocate(self, device: Device, size: int) -> Buffer:
         """Raises AllocationError when there is no room."""
         if size > min(device.max_size, MAX_BUFFER_SIZE):
             raise AllocationError(f"{device.name}: a buffer of {size} bytes is too big")

@@ -27,6 +27,8 @@ class Computes(Protocol):
 
     def supports(self, tensor: int) -> bool: ...
 
+    def estimate(self, table: Table) -> int: ...
+
 
 class Graph:
     """A graph in the engine's form.
@@ -34,9 +36,10 @@ class Graph:
     Attributes:
         handles: the buffers that it touches; when one is freed the graph must go.
         version: that of the buffer table it was checked against.
+        nanoseconds: the device's estimate.
     """
 
-    __slots__ = ("_graph", "_keep", "handles", "n_nodes", "version")
+    __slots__ = ("_graph", "_keep", "handles", "n_nodes", "nanoseconds", "version")
 
     def __init__(self, table: Table, memory: Memory, device: Computes) -> None:
         """Raises RemoteError when the table is not sound or the device cannot compute it."""
@@ -46,6 +49,7 @@ class Graph:
         self.n_nodes = table.n_nodes
         self.handles = placement.handles
         self.version = memory.version
+        self.nanoseconds = device.estimate(table)
         self._graph, self._keep = _build_graph(table, tensors)
 
     @property

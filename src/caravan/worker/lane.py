@@ -12,9 +12,9 @@ from caravan.errors import RemoteError
 from caravan.trace.counters import Counters
 from caravan.wire.extension import Status
 from caravan.worker.buffers import Buffer, BufferTable
+from caravan.worker.device import Device
 from caravan.worker.executor import Executor
 from caravan.worker.graph import Graph, check_status
-from caravan.worker.native import NativeDevice
 from caravan.worker.peers import Peers
 from caravan.worker.table import Table
 
@@ -70,7 +70,7 @@ class Lane:
 
     def __init__(
         self,
-        device: NativeDevice,
+        device: Device,
         buffers: BufferTable,
         graphs: GraphStore,
         peers: Peers | None = None,
@@ -136,6 +136,6 @@ class Lane:
         """Raises RemoteError when the engine fails."""
         start = time.perf_counter()
         try:
-            check_status(self.device.compute(graph.address))
+            check_status(self.device.compute(graph))
         finally:
             self.counters.compute_seconds += time.perf_counter() - start

@@ -1,7 +1,7 @@
 """`NativeDevice` and `NativeBuffer`: one ggml device and its memory, as the worker needs them.
 
 The only part of the worker that calls the engine. A device opens its ggml backend at first use, so
-that a spare session process costs no device memory. Tests put a fake with the same methods here.
+that a spare session process costs no device memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from caravan.engine.library import Engine
 from caravan.errors import AllocationError, DeviceError
 from caravan.transport.base import Buffer as Bytes
 from caravan.wire.extension import MAX_BUFFER_SIZE, DeviceInfo
+from caravan.worker.device import DeviceBuffer
+from caravan.worker.graph import Graph
+from caravan.worker.table import Table
 
 CPU = 0
 _I8 = 24
@@ -69,7 +72,7 @@ class NativeBuffer:
     def clear(self, value: int) -> None:
         self._ggml.buffer_clear(self.pointer, value)
 
-    def copy(self, offset: int, source: NativeBuffer, source_offset: int, size: int) -> None:
+    def copy(self, offset: int, source: DeviceBuffer, source_offset: int, size: int) -> None:
         """Copy from another buffer of the same device, or from host memory."""
         if self.view is not None and source.view is not None:
             ctypes.memmove(self.base + offset, source.base + source_offset, size)
@@ -167,15 +170,19 @@ class NativeDevice:
         """Whether the device can compute the node at this address."""
         return bool(self._ggml.dev_supports_op(self._handle, tensor))
 
-    def compute(self, graph: int) -> int:
-        """Run the ggml_cgraph at this address to its end; ggml's status, 0 when it went well."""
-        return int(self._ggml.backend_graph_compute(self.open(), graph))
+    def estimate(self, table: Table) -> int:
+        """It takes what it takes."""
+        return 0
+
+    def compute(self, graph: Graph) -> int:
+        """Run it to its end; ggml's status, 0 when it went well."""
+        return int(self._ggml.backend_graph_compute(self.open(), graph.address))
 
     def alloc_size(self, tensor: int) -> int:
         """Bytes that the tensor at this address needs in a buffer."""
         return int(self._ggml.buft_get_alloc_size(self._buft, tensor))
 
-    def init_tensor(self, buffer: NativeBuffer, tensor: int) -> int:
+    def init_tensor(self, buffer: DeviceBuffer, tensor: int) -> int:
         """ggml's status."""
         return int(self._ggml.buffer_init_tensor(buffer.pointer, tensor))
 

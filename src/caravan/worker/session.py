@@ -29,17 +29,19 @@ from caravan.worker import control
 from caravan.worker.base_channel import GRAPHS_8, BaseChannel
 from caravan.worker.buffers import BufferTable
 from caravan.worker.channel import Channel, log
+from caravan.worker.device import Device
 from caravan.worker.devices import Found, choose, parse
 from caravan.worker.ext_channel import ExtChannel, error_reply
 from caravan.worker.lane import GraphStore, Lane
 from caravan.worker.native import NativeDevice
 from caravan.worker.peers import Peers
+from caravan.worker.sim import SimDevice
 
 
 class Session:
     """The devices, buffers and connections of one head."""
 
-    def __init__(self, loaded: Engine, devices: list[NativeDevice], talk: socket.socket) -> None:
+    def __init__(self, loaded: Engine, devices: list[Device], talk: socket.socket) -> None:
         self._engine = loaded
         self._devices = devices
         self._control = talk
@@ -151,7 +153,7 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def open_devices(spec: str, threads: int) -> tuple[Engine, list[NativeDevice]]:
+def open_devices(spec: str, threads: int) -> tuple[Engine, list[Device]]:
     """Raises CaravanError when there is no engine, or no such device."""
     loaded = engine.load()
     ggml = loaded.ggml
@@ -165,11 +167,10 @@ def open_devices(spec: str, threads: int) -> tuple[Engine, list[NativeDevice]]:
         )
         for handle in handles
     ]
-    pairs = choose(parse(spec) if spec else [], found, threads)
-    devices = [
-        NativeDevice(loaded, device.handle, index, count)
-        for index, (device, count) in enumerate(pairs)
-    ]
+    devices: list[Device] = []
+    for index, chosen in enumerate(choose(parse(spec) if spec else [], found, threads)):
+        native = NativeDevice(loaded, chosen.device.handle, index, chosen.threads)
+        devices.append(native if chosen.speed is None else SimDevice(chosen.speed, native))
     return loaded, devices
 
 
