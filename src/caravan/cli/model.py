@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,11 +18,14 @@ from caravan.cli.download import model_path, progress_bar
 from caravan.errors import ModelError
 from caravan.models.cache import models_dir
 from caravan.models.catalog import SAMPLES
+from caravan.models.fake import ARCHITECTURES, TYPES, FakeModel
 from caravan.models.fetch import cached, fetch, intact
 from caravan.models.resolve import sample_named
 
 if TYPE_CHECKING:
     from caravan.models.metadata import ModelInfo
+
+_F = TypeVar("_F", bound=Callable[..., object])
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -82,6 +85,53 @@ def ls(as_json: bool) -> None:
     _print_table(table)
 
 
+def _shape(name: str, about: str) -> Callable[[_F], _F]:
+    """An option for a number of FakeModel, with its default."""
+    default = FakeModel.__dataclass_fields__[name].default
+    flag = f"--{name.replace('_', '-')}"
+    return click.option(flag, name, type=int, default=default, show_default=True, help=about)
+
+
+@command.command()
+@click.option(
+    "--arch",
+    type=click.Choice(ARCHITECTURES),
+    default="llama",
+    show_default=True,
+    help="Architecture.",
+)
+@_shape("layers", "Number of layers.")
+@_shape("embd", "Length of an embedding.")
+@_shape("heads", "Attention heads.")
+@_shape("kv_heads", "Attention heads that keep keys and values.")
+@_shape("ff", "Width of the feed-forward part.")
+@_shape("vocab", "Tokens of the vocabulary.")
+@_shape("ctx", "Context that the model is made for.")
+@click.option(
+    "--type",
+    "type_",
+    metavar="TYPE",
+    default="Q4_0",
+    show_default=True,
+    help=f"Number format of the weights: {', '.join(TYPES)}.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The file to write.",
+)
+@click.option("--force", is_flag=True, help="Overwrite it if it is there.")
+def fake(arch: str, type_: str, output: Path, force: bool, **shape: int) -> None:
+    """Describe a model that is not there: write the header of a GGUF file without its weights.
+
+    It runs on simulated devices (caravan worker -d sim:...), and on no others.
+    """
+    FakeModel(arch=arch, type=type_.upper(), **shape).write(output, force)
+    click.echo(output)
+
+
 @command.command()
 @click.argument("name_or_path", metavar="NAME|PATH")
 @_as_json
@@ -107,7 +157,7 @@ def _rows(info: ModelInfo) -> list[tuple[str, str]]:
         ("context", info.context),
         ("embedding", info.embedding),
         ("tensors", info.tensors),
-        ("size", _megabytes(info.size)),
+        ("size", f"{_megabytes(info.size)}{', none of it here' if info.fake else ''}"),
         ("path", info.path),
     ]
     # one line a row, whatever a name has in it

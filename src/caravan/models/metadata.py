@@ -6,17 +6,24 @@ when asked, and never the engine.
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from caravan.errors import ModelError
+from caravan.models.fake import described_size
 from caravan.models.header import require_gguf
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The header of one GGUF file; None where the file does not say."""
+    """The header of one GGUF file; None where the file does not say.
+
+    Attributes:
+        size: bytes of the file; with the data of all tensors if it is only a header.
+        fake: whether it is: see `caravan.models.fake`.
+    """
 
     path: str
     name: str | None
@@ -28,11 +35,13 @@ class ModelInfo:
     embedding: int | None
     tensors: int
     size: int
+    fake: bool
 
 
 def describe(path: Path) -> ModelInfo:
     """Read the header of a GGUF file. Raises ModelError if it is not one or is cut off."""
-    reader = _open(path)
+    fake = described_size(path)
+    reader = _open_fake(path, fake) if fake else _open(path)
     architecture = _field(reader, "general.architecture")
 
     def of_architecture(key: str) -> int | None:
@@ -49,7 +58,8 @@ def describe(path: Path) -> ModelInfo:
         context=of_architecture("context_length"),
         embedding=of_architecture("embedding_length"),
         tensors=len(reader.tensors),
-        size=path.stat().st_size,
+        size=fake or path.stat().st_size,
+        fake=fake > 0,
     )
 
 
@@ -62,6 +72,18 @@ def _open(path: Path) -> Any:
     # The reader maps the file and slices it: what it raises on a cut-off one depends on the place.
     except Exception as exc:
         raise ModelError(f"{path} is cut off or damaged: {exc}") from exc
+
+
+def _open_fake(path: Path, size: int) -> Any:
+    """The reader wants to map the data as well: a file with a hole in place of it does."""
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as whole:
+        try:
+            whole.write(path.read_bytes())
+            whole.truncate(size)
+            whole.flush()
+        except OSError as exc:
+            raise ModelError(f"cannot read {path}: {exc.strerror or exc}") from exc
+        return _open(Path(whole.name))
 
 
 def _field(reader: Any, key: str) -> Any:
