@@ -8,6 +8,7 @@ serves the most frequent question without Python.
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import TYPE_CHECKING, Any
 
 from caravan import interrupt
@@ -95,6 +96,11 @@ def get_max_size(buft: int) -> int:
 
 def get_alloc_size(buft: int, tensor: int) -> int:
     return callbacks.owners[buft].sizes.alloc_size(tensor)
+
+
+def is_host(buft: int) -> bool:
+    """Asked only while a model without weights is loaded: see `RemoteDevice.without_weights`."""
+    return threading.get_ident() in callbacks.owners[buft].loaders
 
 
 # buffer

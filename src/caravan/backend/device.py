@@ -7,7 +7,10 @@ the engine keeps their addresses; `callbacks.keep` holds them.
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from caravan.backend import callbacks
@@ -17,6 +20,7 @@ from caravan.engine import layouts
 from caravan.errors import CaravanError, DeviceError
 from caravan.stream.link import DeviceLink
 from caravan.stream.routes import Route
+from caravan.wire.extension import SIMULATED
 
 if TYPE_CHECKING:
     from caravan.backend.plugin import Plugin
@@ -36,6 +40,8 @@ class RemoteDevice:
         link: the verbs.
         handles: buffer handles by the address of the buffer's struct.
         allocation_error: why the last allocation was refused, if it was.
+        simulated: whether it only costs time: what is written there is not kept.
+        loaders: threads that are loading a model without weights.
     """
 
     def __init__(self, plugin: Plugin, link: DeviceLink, name: str, endpoint: str) -> None:
@@ -44,6 +50,9 @@ class RemoteDevice:
         self.name = name
         self.endpoint = endpoint
         self.description = link.info.description
+        self.simulated = link.info.name == SIMULATED
+        self.loaders: set[int] = set()
+        self._loaders_lock = threading.Lock()
         self.handles: dict[int, int] = {}
         self.allocation_error: DeviceError | None = None
         self.sizes = TensorSizes(self)
@@ -84,6 +93,23 @@ class RemoteDevice:
             if buffer.device is self:
                 sizes[("kv", "weights", "compute")[buffer.usage]] += buffer.size
         return sizes
+
+    @contextmanager
+    def without_weights(self) -> Iterator[None]:
+        """Inside, the engine's loader on this thread takes the device's buffers for memory that it
+        can read its file into. That must be a file that has no data (`engine.hollow`): the loader
+        then makes the tensors and touches nothing."""
+        thread = threading.get_ident()
+        try:
+            self._loading(self.loaders.add, thread)
+            yield
+        finally:
+            self._loading(self.loaders.discard, thread)
+
+    def _loading(self, change: Callable[[int], None], thread: int) -> None:
+        with self._loaders_lock:
+            change(thread)
+            self.plugin.ask_is_host(self.buffer_type, bool(self.loaders))
 
     def check(self) -> None:
         """Raises WorkerLost once the device is lost, or its cluster closed.

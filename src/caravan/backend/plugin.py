@@ -98,6 +98,7 @@ class Plugin:
         self._init = self._wrap(
             "buffer", {"init_tensor": (buffer_slots.init_tensor, layouts.STATUS_FAILED)}
         )
+        self._is_host = self._wrap("buffer_type", {"is_host": (buffer_slots.is_host, False)})
         self._slow_base = self._wrap("buffer", {"get_base": (buffer_slots.get_base, None)})
         self._native_base, self._native_supports_op = self._natives()
         self._registry = self._new_registry()
@@ -164,6 +165,11 @@ class Plugin:
         structs = DeviceStructs(struct, buffer_type)
         callbacks.keep(structs)
         return structs
+
+    def ask_is_host(self, buft: int, asked: bool) -> None:
+        """Whether the engine asks a buffer type if it is the host's memory, or knows it is not."""
+        struct = self._layouts.BufferType.from_address(buft)
+        layouts.set_slot(struct.iface, "is_host", self._is_host["is_host"] if asked else 0)
 
     def new_buffer(self, buft: int, allocation: RemoteAllocation) -> int:
         """A buffer struct, which the engine will delete after free_buffer."""

@@ -6,12 +6,13 @@ without importing it. Knows nothing of workers.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from caravan import engine
 from caravan.engine.layouts import DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU
-from caravan.errors import CaravanError
+from caravan.errors import CaravanError, UsageError
 
 _WORKERS = "RPC"  # the registry of the workers' devices, which are GPUs to the engine
 
@@ -23,6 +24,7 @@ class EngineDevice(Protocol):
         handle: address of its ggml_backend_device.
         name: as in `RPC0` or `CUDA0`.
         allocation_error: why the newest refused allocation was refused, where that is known.
+        simulated: whether it only costs time and computes nothing.
     """
 
     @property
@@ -37,11 +39,17 @@ class EngineDevice(Protocol):
     @property
     def allocation_error(self) -> CaravanError | None: ...
 
+    @property
+    def simulated(self) -> bool: ...
+
     def memory(self) -> tuple[int, int]:
         """Free and total bytes; (0, 0) where the device does not say."""
 
     def check(self) -> None:
         """Raises WorkerLost once the device is lost."""
+
+    def without_weights(self) -> AbstractContextManager[None]:
+        """Inside, a file that has no data may be loaded onto it; for simulated ones only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,7 @@ class LocalDevice:
     name: str
     description: str
     allocation_error: CaravanError | None = None
+    simulated: bool = False
 
     def memory(self) -> tuple[int, int]:
         free, total = engine.load().ggml.dev_memory(self.handle)
@@ -59,6 +68,9 @@ class LocalDevice:
 
     def check(self) -> None:
         """Never lost: it shares this process's fate."""
+
+    def without_weights(self) -> AbstractContextManager[None]:
+        raise UsageError(f"{self.name} is no simulated device")
 
 
 def local_devices() -> list[LocalDevice]:

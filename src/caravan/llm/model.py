@@ -20,10 +20,12 @@ from caravan.engine.llama import ProgressCallback
 from caravan.errors import ModelError, UsageError
 from caravan.llm import orphans
 from caravan.llm.devices import EngineDevice, check_all
+from caravan.llm.fake import check_simulated, load_fake
 from caravan.llm.params import ModelParams, c_model_params
 from caravan.llm.placement import place_layers, whole_layers
 from caravan.llm.refusal import Refusals, reason
 from caravan.models import resolve
+from caravan.models.fake import described_size
 from caravan.models.header import require_gguf
 
 if TYPE_CHECKING:
@@ -71,6 +73,9 @@ class Model:
         self.params = params or ModelParams()
         require_gguf(self.path)
         self.devices = _used(tuple(devices), self.params)
+        self._fake_size = described_size(self.path)
+        if self._fake_size:
+            check_simulated(self.path, self.devices, self.params)
         check_all(self.devices)
         self.shares = self._split()
         self._llama = engine.load().llama
@@ -101,7 +106,10 @@ class Model:
         split = replace(self.params, tensor_split=tuple(self.shares))
         c_params, keep = c_model_params(split, self.devices)
         c_params.progress_callback = callback = ProgressCallback(watch)
-        handle: int = self._llama.model_load_from_file(os.fsencode(self.path), c_params) or 0
+        if self._fake_size:
+            handle = load_fake(self.path, self._fake_size, self.devices, c_params)
+        else:
+            handle = self._llama.model_load_from_file(os.fsencode(self.path), c_params) or 0
         del callback, keep
         if watch.error is not None:
             self.handle = handle
