@@ -67,18 +67,21 @@ class Incoming:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._reader = Reader(transport)
+        self._error: RemoteError | None = None
 
     def take(self, ticket: int, size: int, buffer: Buffer, offset: int) -> None:
         """Wait for the next push and put it into the buffer; raises RemoteError."""
+        if self._error is not None:
+            raise self._error
         try:
             self._expect(ticket, size)
             self._fill(buffer, offset, size)
         except Exception as exc:
-            # whatever it was: the next push does not begin where the next take would read
+            # whatever it was: nobody knows where the next push begins
             self._transport.close()
-            raise RemoteError(
-                Status.PEER_LOST, f"a copy from the worker at {self._transport.peer}: {exc}"
-            ) from exc
+            text = f"a copy from the worker at {self._transport.peer}: {exc}"
+            self._error = RemoteError(Status.PEER_LOST, text)
+            raise self._error from exc
 
     def _expect(self, ticket: int, size: int) -> None:
         head = self._reader.read(FRAME.size + _DATA.size)
