@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from caravan.stream import dispatcher
+from servers import Server, starting
 from stream.scripted import Clock, Rig, make_rig, stream_threads
 
 
@@ -34,3 +35,9 @@ def clock(monkeypatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(dispatcher, "time", clock)
     return clock
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    with starting() as start:
+        yield start

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from caravan.errors import (
-    CaravanError,
     ConnectError,
     ProtocolError,
     RemoteProtocolError,
@@ -24,11 +23,10 @@ from caravan.stream.ext_link import ExtLink
 from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_session
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
-from caravan.transport.tcp import SocketTransport
 from caravan.wire import codec, extension
-from caravan.wire.commands import BASE_8
 from caravan.wire.extension import DeviceInfo, SessionReply
 from caravan.wire.versions import V7, V8, Version
+from servers import Script, Server, close, drain, hello, raw, steps
 from stream.scripted import Peer, stream_threads
 from wired import PATIENCE, Side, wait_until
 
@@ -41,62 +39,6 @@ DEVICES = [
 KEY = "0123456789abcdef0123456789abcdef"
 GOOD = SessionReply(KEY, "0.1.0", "0.26.0", list(OPS), DEVICES, "f" * 32, ["127.0.0.1:1"])
 ALONE = replace(GOOD, devices=DEVICES[:1])
-
-Script = Callable[[Peer], None]
-
-
-class Server:
-    """Answers its first connection with the first script, and so on; then accepts silently."""
-
-    def __init__(self, *scripts: Script) -> None:
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = Endpoint("127.0.0.1", self.socket.getsockname()[1])
-        self.peers: list[Peer] = []
-        self.seen: list[object] = []
-        self._scripts = list(scripts)
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self.socket.accept()
-            except OSError:
-                return
-            peer = Peer(SocketTransport(sock, "head"), BASE_8)
-            number = len(self.peers)
-            self.peers.append(peer)
-            if number < len(self._scripts):
-                thread = threading.Thread(target=self._serve, args=(number, peer), daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
-    def _serve(self, number: int, peer: Peer) -> None:
-        try:
-            self._scripts[number](peer)
-        except CaravanError as exc:
-            self.seen.append(exc)
-
-    def close(self) -> None:
-        self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
-        for peer in self.peers:
-            peer.close()
-        for thread in self._threads:
-            thread.join(PATIENCE)
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Server]]:
-    servers: list[Server] = []
-
-    def start(*scripts: Script) -> Server:
-        servers.append(Server(*scripts))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
 
 
 @pytest.fixture
@@ -122,24 +64,7 @@ def fails(server: Server, dog: Watchdog, kind: type[Exception], text: str, **kwa
         Side(lambda peer=peer: drain(peer)).join()
 
 
-def drain(peer: Peer) -> None:
-    """Read to the end of the connection, which the head must have closed."""
-    try:
-        while True:
-            peer.transport.recv_into(memoryview(bytearray(4096)))
-    except CaravanError:
-        pass
-
-
 # steps of good servers
-
-
-def hello(version: Version = V8, caps: bytes | None = None) -> Script:
-    def step(peer: Peer) -> None:
-        peer.request("HELLO")
-        peer.raw(codec.hello_reply(version, extension.caps() if caps is None else caps))
-
-    return step
 
 
 def session(reply: SessionReply | bytes = GOOD, status: int = 0) -> Script:
@@ -159,22 +84,6 @@ def base(*answers: bytes) -> Script:
             peer.reply(peer.request(), answer)
 
     return step
-
-
-def steps(*parts: Script) -> Script:
-    def script(peer: Peer) -> None:
-        for part in parts:
-            part(peer)
-
-    return script
-
-
-def close(peer: Peer) -> None:
-    peer.close()
-
-
-def raw(data: bytes) -> Script:
-    return lambda peer: peer.raw(data)
 
 
 def drip(peer: Peer) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from caravan.worker.local import Worker
+from servers import Server, starting
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +20,9 @@ def worker() -> Iterator[Worker]:
 def worker7() -> Iterator[Worker]:
     with Worker("CPU:1,CPU:1", options=("--protocol", "7")) as running:
         yield running
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    with starting() as start:
+        yield start
