@@ -183,6 +183,24 @@ def test_a_device_whose_memory_is_too_small_says_so(small):
     assert isinstance(caught.value.__cause__, AllocationError)
 
 
+def test_more_devices_than_the_engine_can_use_are_refused(small):
+    """It would end the process. Fifteen beside the CPU are in order."""
+    with (
+        caravan.Worker(",".join([FAST] * 16)) as worker,
+        caravan.connect([worker.endpoint]) as cluster,
+    ):
+        with pytest.raises(UsageError, match="16 devices are more than the 15 that the engine"):
+            caravan.Model(small, devices=cluster.devices)
+        FakeModel(**{**SMALL, "layers": 20}).write(small.with_name("deep.gguf"))
+        with (
+            caravan.Model(small.with_name("deep.gguf"), devices=cluster.devices[:15]) as model,
+            caravan.Context(model, caravan.ContextParams(n_ctx=256)) as context,
+        ):
+            assert len(set(model.layer_devices())) == 15
+            context.decode([1, 2, 3])
+            assert not context.logits().any()
+
+
 def test_a_cut_header_is_refused(small, cluster, tmp_path):
     path = tmp_path / "cut.gguf"
     path.write_bytes(small.read_bytes()[:5000])

@@ -6,14 +6,16 @@ without importing it. Knows nothing of workers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from caravan import engine
-from caravan.engine.layouts import DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU
+from caravan.engine.layouts import DEVICE_TYPE_ACCEL, DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU
 from caravan.errors import CaravanError, UsageError
 
+_MAX_BACKENDS = 16  # GGML_SCHED_MAX_BACKENDS
 _WORKERS = "RPC"  # the registry of the workers' devices, which are GPUs to the engine
 
 
@@ -90,6 +92,16 @@ def cpu_description() -> str:
     ggml = engine.load().ggml
     text: bytes = ggml.dev_description(ggml.dev_by_name(b"CPU"))
     return text.decode("utf-8", "replace")
+
+
+def check_count(devices: Sequence[EngineDevice]) -> None:
+    """Raises UsageError for more devices than the engine can use; it would end the process."""
+    ggml = engine.load().ggml
+    kinds = [ggml.dev_type(ggml.dev_get(i)) for i in range(ggml.dev_count())]
+    # its scheduler counts the CPU and the accelerators as well
+    room = _MAX_BACKENDS - 1 - kinds.count(DEVICE_TYPE_ACCEL)
+    if len(devices) > room:
+        raise UsageError(f"{len(devices)} devices are more than the {room} that the engine can use")
 
 
 def check_all(devices: tuple[EngineDevice, ...]) -> None:

@@ -19,7 +19,7 @@ from caravan.engine.gguf import block_count
 from caravan.engine.llama import ProgressCallback
 from caravan.errors import ModelError, UsageError
 from caravan.llm import orphans
-from caravan.llm.devices import EngineDevice, check_all
+from caravan.llm.devices import EngineDevice, check_all, check_count
 from caravan.llm.fake import check_simulated, load_fake
 from caravan.llm.params import ModelParams, c_model_params
 from caravan.llm.placement import place_layers, whole_layers
@@ -73,6 +73,7 @@ class Model:
         self.params = params or ModelParams()
         require_gguf(self.path)
         self.devices = _used(tuple(devices), self.params)
+        check_count(self.devices)
         self._fake_size = described_size(self.path)
         if self._fake_size:
             check_simulated(self.path, self.devices, self.params)
