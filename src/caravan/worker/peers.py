@@ -35,7 +35,7 @@ class Parcels:
         limit: bytes of them beyond which a push waits, as on the way to another worker.
     """
 
-    def __init__(self, limit: int = _BACKLOG) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
         self._changed = threading.Condition()
         self._parcels: dict[int, bytes] = {}
@@ -110,7 +110,7 @@ class Peers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._parcels = Parcels()
+        self._parcels = Parcels(_BACKLOG)
         self._out: dict[int, Outlet] = {}
         self._in: dict[int, Incoming] = {}
 
