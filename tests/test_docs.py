@@ -16,10 +16,12 @@ import pytest
 
 import caravan
 from caravan.cli.main import COMMANDS, cli
+from caravan.trace.recorder import _COUNTS_AS
+from caravan.trace.spans import LIMIT, Kind
 from caravan.wire import codec, extension
 from caravan.wire.commands import EXT, SET_ENTRY, Base, Command, Ext, base_table
 from caravan.wire.layout import Layout
-from caravan.wire.records import EXT_TENSOR
+from caravan.wire.records import EXT_TENSOR, SPAN
 
 DOCS = Path(__file__).parent.parent / "docs"
 CODES = {"B": ("u8", 1), "H": ("u16", 2), "I": ("u32", 4), "Q": ("u64", 8)}
@@ -112,6 +114,21 @@ def test_the_tensor_row_is_told():
         kind = {"i": "i", "u": "u", "S": "text"}[dtype.base.kind]
         assert row[3] == (kind if kind == "text" else f"{kind}{dtype.base.itemsize * 8}{count}")
     assert f"rows of {EXT_TENSOR.itemsize} bytes" in PROTOCOL
+
+
+def test_spans_are_told():
+    part = section(PROTOCOL, "Timelines")
+    fields = SPAN.fields
+    assert fields is not None
+    found = [row for row in rows(part) if row[0].isdigit()]
+    told = [row for row in found if len(row) == 5]
+    expected = [(fields[n][1], fields[n][0].itemsize, f"`{n}`") for n in SPAN.names or ()]
+    assert [(int(row[0]), int(row[1]), row[2]) for row in told] == expected
+    kinds = [row for row in found if len(row) == 4]
+    assert [(int(row[0]), row[1]) for row in kinds] == [(k.value, f"`{k.name}`") for k in Kind]
+    for number, _, _, use in kinds:
+        assert use == ("computing", "waiting", "sending", "")[_COUNTS_AS[int(number)]]
+    assert f"{LIMIT:,} spans" in part
 
 
 def test_limits_are_told():

@@ -70,6 +70,9 @@ EXTENSION: list[Row] = [
     (81, "PEER_OPEN", 0, True, 8, False),
     (82, "PUSH", 32, False, None, False),
     (83, "TAKE", 32, False, None, False),
+    (84, "CLOCK", 0, False, 8, False),
+    (85, "TIMELINE", 1, False, 8, True),
+    (86, "STATS", 0, False, 56, False),
     (87, "PEER", 0, True, 0, False),
     (88, "DATA", 8, True, None, False),
 ]

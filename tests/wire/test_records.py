@@ -5,9 +5,12 @@ from __future__ import annotations
 import struct
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
+from caravan.trace.spans import Kind, Span
 from caravan.wire.commands import TENSOR_SIZE
-from caravan.wire.records import EXT_TENSOR, RPC_TENSOR
+from caravan.wire.records import EXT_TENSOR, RPC_TENSOR, SPAN
 
 # field, offset, size
 RPC_FIELDS = [
@@ -39,6 +42,15 @@ EXT_FIELDS = [
     ("flags", 196, 4),
     ("use_count", 200, 4),
     ("name", 204, 64),
+]
+
+SPAN_FIELDS = [
+    ("start", 0, 8),
+    ("end", 8, 8),
+    ("kind", 16, 4),
+    ("detail", 20, 4),
+    ("size", 24, 8),
+    ("key", 32, 8),
 ]
 
 
@@ -76,3 +88,19 @@ def test_rpc_tensor_is_the_packed_struct():
 def test_all_fields_are_little_endian():
     for dtype in (RPC_TENSOR, EXT_TENSOR):
         assert dtype == dtype.newbyteorder("<")
+
+
+def test_span_offsets():
+    assert SPAN.itemsize == 40
+    assert fields_of(SPAN) == SPAN_FIELDS
+    assert SPAN.names == Span._fields
+
+
+u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+
+
+@given(st.lists(st.builds(Span, u64, u64, st.sampled_from(Kind), u32, u64, u64), max_size=5))
+def test_spans_come_back_as_they_were_packed(spans):
+    data = np.array(spans, SPAN).tobytes()
+    assert len(data) == 40 * len(spans)
+    assert [Span(*values) for values in np.frombuffer(data, SPAN).tolist()] == spans

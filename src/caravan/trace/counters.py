@@ -1,6 +1,7 @@
 """`Counters`: cheap running totals of one device's work; whoever works on the device adds to them.
 
-Read by anything that reports; a reader may see a total that is one command old.
+Read by anything that reports; a reader may see a total that is one command old. Where the time goes
+is in `Activity`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ class Counters:
     Attributes:
         commands: how many of each command, by name.
         bytes_in, bytes_out: payload moved to and from the device.
+        graphs: computations of a graph.
         graphs_built: graphs checked and built (the rest of the computations reused one).
-        compute_seconds: wall time within the engine's computations.
     """
 
     commands: dict[str, int] = field(default_factory=dict)
     bytes_in: int = 0
     bytes_out: int = 0
+    graphs: int = 0
     graphs_built: int = 0
-    compute_seconds: float = 0.0
 
     def count(self, command: str) -> None:
         """One more of `command`."""

@@ -100,6 +100,9 @@ class Ext(IntEnum):
     PEER_OPEN = 81
     PUSH = 82
     TAKE = 83
+    CLOCK = 84
+    TIMELINE = 85
+    STATS = 86
     # between two workers
     PEER = 87
     DATA = 88
@@ -115,6 +118,18 @@ U32 = Layout((("value", "I"),), 4)
 U64 = Layout((("value", "Q"),), 8)
 MEMORY_REPLY = Layout((("free", "Q"), ("total", "Q")), 16)
 RECOMPUTE_8 = Layout((("device", "I"), ("uid", "Q")), 12)
+STATS_REPLY = Layout(
+    (
+        ("now", "Q"),
+        ("computing", "Q"),
+        ("waiting", "Q"),
+        ("sending", "Q"),
+        ("bytes_in", "Q"),
+        ("bytes_out", "Q"),
+        ("graphs", "Q"),
+    ),
+    56,
+)
 SET_ENTRY = Layout((("address", "Q"), ("size", "Q")), 16)
 PARCEL = Layout(
     (("route", "I"), ("dtype", "I"), ("ticket", "Q"), ("address", "Q"), ("size", "Q")), 32
@@ -258,6 +273,17 @@ EXT: dict[int, Command] = {
         Command(Ext.PEER_OPEN, "PEER_OPEN", EMPTY, tail=True, reply=U64, aside=True),
         Command(Ext.PUSH, "PUSH", PARCEL),
         Command(Ext.TAKE, "TAKE", PARCEL),
+        Command(Ext.CLOCK, "CLOCK", EMPTY, reply=U64, aside=True),
+        # the reply's tail: records.SPAN
+        Command(
+            Ext.TIMELINE,
+            "TIMELINE",
+            Layout((("on", "B"),), 1),
+            reply=Layout((("dropped", "Q"),), 8),
+            reply_tail=True,
+            aside=True,
+        ),
+        Command(Ext.STATS, "STATS", EMPTY, reply=STATS_REPLY, aside=True),
         # JSON, see extension.PeerRequest; the first frame from a worker to another one
         Command(Ext.PEER, "PEER", EMPTY, tail=True, reply=EMPTY),
         Command(Ext.DATA, "DATA", Layout((("ticket", "Q"),), 8), tail=True),

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from caravan.errors import RemoteProtocolError
+from caravan.trace.spans import LIMIT
 from caravan.wire.layout import Layout
 
 EXTENSION_VERSION = 1
@@ -33,6 +34,9 @@ GRAPH_LRU = 64
 
 # Payload of one SET_MANY at most; what is bigger goes in a SET of its own.
 MAX_SET_MANY = 1 << 20
+
+# Spans that a worker keeps for each device, the newest ones, and so those of one TIMELINE reply.
+MAX_SPANS = LIMIT
 
 # A buffer with handle h answers with base h << ADDRESS_SHIFT: addresses on the wire never are the
 # worker's own, and handle and offset can be read off any of them.

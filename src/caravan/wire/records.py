@@ -46,5 +46,19 @@ EXT_TENSOR = np.dtype(
     ]
 )
 
+# One `trace.spans.Span` of a TIMELINE reply, in the order of its fields.
+SPAN = np.dtype(
+    [
+        ("start", "<u8"),
+        ("end", "<u8"),
+        ("kind", "<u4"),
+        ("detail", "<u4"),
+        ("size", "<u8"),
+        ("key", "<u8"),
+    ]
+)
+
+if SPAN.itemsize != 40:
+    raise AssertionError("span records do not have the size that the wire prescribes")
 if RPC_TENSOR.itemsize != 296 or EXT_TENSOR.itemsize != 268:
     raise AssertionError("tensor records do not have the sizes that the wire prescribes")

@@ -16,6 +16,8 @@ from caravan.errors import (
     RemoteError,
     TransportError,
 )
+from caravan.trace.recorder import Recorder
+from caravan.trace.spans import Kind
 from caravan.transport.base import Transport
 from caravan.transport.reader import Reader
 from caravan.wire.extension import Status
@@ -45,12 +47,18 @@ def log(text: str) -> None:
 class Channel:
     """See the module; `serve` returns when the connection is over."""
 
-    def __init__(self, transport: Transport, lanes: list[Lane], buffers: BufferTable) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        lanes: list[Lane],
+        buffers: BufferTable,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.transport = transport
         self.lanes = lanes
         self.buffers = buffers
         self.reader = Reader(transport)
-        self.replies = Replies(transport)
+        self.replies = Replies(transport, recorder)
         self._budget = Budget(QUEUE_LIMIT)
 
     def serve(self) -> bool:
@@ -126,7 +134,7 @@ class Channel:
                 loan.end()
         else:
             data = bytearray(size)
-            self.reader.read_into(memoryview(data))
+            self._read_into(lane, memoryview(data))
             self.post(
                 lane,
                 lambda: guard(lambda: _write(lane, data, locate)),
@@ -151,12 +159,17 @@ class Channel:
             self.reader.skip(size)
             return parts
         if target is not None:
-            self.reader.read_into(target)
+            self._read_into(lane, target)
             lane.counters.bytes_in += size
             return NOTHING
         data = bytearray(size)
-        self.reader.read_into(memoryview(data))
+        self._read_into(lane, memoryview(data))
         return guard(lambda: _write(lane, data, locate))
+
+    def _read_into(self, lane: Lane, target: memoryview) -> None:
+        """Receive a payload for a device: unless it computes meanwhile, it is waiting for it."""
+        with lane.spans.during(Kind.SET, len(target)):
+            self.reader.read_into(target)
 
 
 def _write(lane: Lane, data: bytearray, locate: Locate) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 
 from caravan.errors import RemoteError
+from caravan.trace.spans import Kind
 from caravan.transport.base import Buffer as Bytes
 from caravan.wire.extension import Status
 from caravan.worker.lane import Lane
@@ -19,7 +20,8 @@ def copy_within(lane: Lane, src: int, dst: int, size: int) -> None:
     source, source_offset = lane.locate(src, size)
     target, target_offset = lane.locate(dst, size)
     if source.native is not None and target.native is not None:
-        target.native.copy(target_offset, source.native, source_offset, size)
+        with lane.spans.during(Kind.COPY, size):
+            target.native.copy(target_offset, source.native, source_offset, size)
 
 
 class Snapshot:

@@ -51,7 +51,7 @@ class ExtChannel(Channel):
     def __init__(
         self, transport: Transport, lane: Lane, lanes: list[Lane], buffers: BufferTable
     ) -> None:
-        super().__init__(transport, lanes, buffers)
+        super().__init__(transport, lanes, buffers, lane.spans)
         self.lane = lane
         self._in_order = False
         self._opening = threading.BoundedSemaphore(_MAX_OPENING)
@@ -225,7 +225,7 @@ class ExtChannel(Channel):
             graph = ready if ready is not None and lane.current(ready) else lane.build(table)
             if uid:
                 lane.graphs.put(uid, graph)
-            lane.compute(graph)
+            lane.compute(graph, uid)
             return NOTHING
 
         return self._long(self._answer(command, seq, body), len(payload))

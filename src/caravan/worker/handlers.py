@@ -7,14 +7,16 @@ and SESSION are the channel's own affair.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
 
 from caravan.errors import RemoteError
+from caravan.trace.spans import Kind
 from caravan.wire.commands import EXT, SET_ENTRY, Ext
 from caravan.wire.extension import Status, decode_peer_target
-from caravan.wire.records import EXT_TENSOR
+from caravan.wire.records import EXT_TENSOR, SPAN
 from caravan.worker.copies import copy_within
 from caravan.worker.graph import tensor_alone
 from caravan.worker.lane import Lane
@@ -106,14 +108,15 @@ def push(lane: Lane, payload: bytes) -> Parts:
     buffer, offset = lane.locate(address, size)
     data = (buffer.native.read(offset, size),) if buffer.native is not None else NOTHING
     lane.counters.bytes_out += size
-    lane.peers.push(route, ticket, data)
+    with lane.spans.during(Kind.COPY_OUT, size, ticket, route):
+        lane.peers.push(route, ticket, data)
     return NOTHING
 
 
 def take(lane: Lane, payload: bytes) -> Parts:
     route, _dtype, ticket, address, size = _parcel(Ext.TAKE, payload)
     buffer, offset = lane.locate(address, size)
-    lane.peers.take(route, ticket, size, buffer, offset)
+    lane.peers.take(route, ticket, size, buffer, offset, lane.spans)
     lane.counters.bytes_in += size
     return NOTHING
 
@@ -130,7 +133,7 @@ def open_peer(lane: Lane, payload: bytes) -> Parts:
     target = decode_peer_target(payload)
     transport, elapsed = open_way(target)
     try:
-        lane.peers.add_out(target.route, transport)
+        lane.peers.add_out(target.route, transport, lane.spans)
     except RemoteError:
         transport.close()
         raise
@@ -139,7 +142,7 @@ def open_peer(lane: Lane, payload: bytes) -> Parts:
 
 def graph_recompute(lane: Lane, payload: bytes) -> Parts:
     (uid,) = _unpack(Ext.GRAPH_RECOMPUTE, payload)
-    lane.compute(lane.graphs.get(uid))
+    lane.compute(lane.graphs.get(uid), uid)
     return NOTHING
 
 
@@ -153,6 +156,24 @@ def fence(lane: Lane, payload: bytes) -> Parts:
 
 def ping(lane: Lane, payload: bytes) -> Parts:
     return NOTHING
+
+
+def clock(lane: Lane, payload: bytes) -> Parts:
+    return _pack(Ext.CLOCK, time.perf_counter_ns())
+
+
+def timeline(lane: Lane, payload: bytes) -> Parts:
+    """Hand over the spans that there are, and go on recording or not."""
+    (on,) = _unpack(Ext.TIMELINE, payload)
+    lane.spans.switch(bool(on))
+    spans, dropped = lane.spans.spans.take()
+    return (*_pack(Ext.TIMELINE, dropped), np.array(spans, SPAN).tobytes())
+
+
+def stats(lane: Lane, payload: bytes) -> Parts:
+    counters = lane.counters
+    totals = lane.spans.activity.totals()
+    return _pack(Ext.STATS, *totals, counters.bytes_in, counters.bytes_out, counters.graphs)
 
 
 def init_tensor(lane: Lane, payload: bytes) -> Parts:
@@ -197,4 +218,10 @@ HANDLERS: dict[int, Handler] = {
     Ext.ALLOC_SIZE: alloc_size,
 }
 
-ASIDE: dict[int, Handler] = {Ext.PING: ping, Ext.PEER_OPEN: open_peer}
+ASIDE: dict[int, Handler] = {
+    Ext.PING: ping,
+    Ext.PEER_OPEN: open_peer,
+    Ext.CLOCK: clock,
+    Ext.TIMELINE: timeline,
+    Ext.STATS: stats,
+}

@@ -1,15 +1,16 @@
-"""`Lane`: what one session has on one device: the queue, the graphs, the counters.
+"""`Lane`: what one session has on one device: the queue, the graphs, the counters, the recorder.
 
 `GraphStore` keeps graphs by uid under the rule of the protocol in use; the head counts alike.
 """
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 
 from caravan.errors import RemoteError
 from caravan.trace.counters import Counters
+from caravan.trace.recorder import Recorder
+from caravan.trace.spans import Kind
 from caravan.wire.extension import Status
 from caravan.worker.buffers import Buffer, BufferTable
 from caravan.worker.device import Device
@@ -81,6 +82,7 @@ class Lane:
         self.peers = peers if peers is not None else Peers()
         self.executor = Executor(f"{device.name}#{device.index}")
         self.counters = Counters()
+        self.spans = Recorder()
         # The first belongs to the device's reader, the second to whoever has the turn.
         self.frees_posted = 0
         self.frees_done = 0
@@ -124,7 +126,8 @@ class Lane:
 
     def build(self, table: Table) -> Graph:
         """Check and build; raises RemoteError."""
-        graph = Graph(table, self.buffers.memory(self.device.index), self.device)
+        with self.spans.during(Kind.BUILD, detail=table.n_nodes):
+            graph = Graph(table, self.buffers.memory(self.device.index), self.device)
         self.counters.graphs_built += 1
         return graph
 
@@ -132,10 +135,9 @@ class Lane:
         """Whether no buffer has come or gone since the graph was built."""
         return graph.version == self.buffers.version
 
-    def compute(self, graph: Graph) -> None:
-        """Raises RemoteError when the engine fails."""
-        start = time.perf_counter()
-        try:
-            check_status(self.device.compute(graph))
-        finally:
-            self.counters.compute_seconds += time.perf_counter() - start
+    def compute(self, graph: Graph, uid: int = 0) -> None:
+        """Raises RemoteError when the engine fails. The uid is for the timeline."""
+        with self.spans.during(Kind.GRAPH, key=uid, detail=graph.n_nodes):
+            status = self.device.compute(graph)
+        self.counters.graphs += 1
+        check_status(status)

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from caravan.errors import TransportError
+from caravan.trace.recorder import Recorder
+from caravan.trace.spans import Kind
 from caravan.transport.base import Buffer, Transport
 
 Parts = Sequence[Buffer]
@@ -20,14 +22,19 @@ class Outlet:
     """See the module. Any thread may send; a message leaves whole.
 
     Args:
+        recorder, kind: what the writer thread does is recorded as such; whoever sends records that.
         limit: bytes that may wait; None leaves the bound to the caller.
 
     Attributes:
         broken: nothing can be sent any more.
     """
 
-    def __init__(self, transport: Transport, limit: int | None = None) -> None:
+    def __init__(
+        self, transport: Transport, recorder: Recorder, kind: Kind, limit: int | None = None
+    ) -> None:
         self._transport = transport
+        self._recorder = recorder
+        self._kind = kind
         self._limit = limit
         self._changed = threading.Condition()
         self._backlog: deque[memoryview] = deque()
@@ -90,12 +97,16 @@ class Outlet:
                 if self.broken:
                     return
                 parts = list(self._backlog)
+            start = self._recorder.begin(self._kind)
+            count = 0
             try:
                 self._transport.wait_writable(1.0)
                 count = self._transport.send(parts)
             except TransportError:
                 self.close()
                 return
+            finally:
+                self._recorder.end(self._kind, start, count)
             with self._changed:
                 if not self.broken:
                     self._size -= count

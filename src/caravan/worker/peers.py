@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 
 from caravan.errors import RemoteError
+from caravan.trace.recorder import Recorder
+from caravan.trace.spans import Kind
 from caravan.transport.base import Transport
 from caravan.transport.reader import Reader
 from caravan.wire.codec import ext_frame
@@ -64,18 +66,21 @@ class Parcels:
 class Incoming:
     """The end of a way from another worker; read at the device's turn, by whoever has it."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, route: int, transport: Transport) -> None:
+        self._route = route
         self._transport = transport
         self._reader = Reader(transport)
         self._error: RemoteError | None = None
 
-    def take(self, ticket: int, size: int, buffer: Buffer, offset: int) -> None:
+    def take(self, ticket: int, size: int, buffer: Buffer, offset: int, spans: Recorder) -> None:
         """Wait for the next push and put it into the buffer; raises RemoteError."""
         if self._error is not None:
             raise self._error
         try:
-            self._expect(ticket, size)
-            self._fill(buffer, offset, size)
+            with spans.during(Kind.WAIT, size, ticket, self._route):
+                self._expect(ticket, size)
+            with spans.during(Kind.COPY_IN, size, ticket, self._route):
+                self._fill(buffer, offset, size)
         except Exception as exc:
             # whatever it was: nobody knows where the next push begins
             self._transport.close()
@@ -114,17 +119,17 @@ class Peers:
         self._out: dict[int, Outlet] = {}
         self._in: dict[int, Incoming] = {}
 
-    def add_out(self, route: int, transport: Transport) -> None:
-        """A way to another worker; raises RemoteError when there cannot be one more."""
+    def add_out(self, route: int, transport: Transport, spans: Recorder) -> None:
+        """A device's way to another worker; raises RemoteError when there cannot be one more."""
         with self._lock:
             _check_new(route, self._out)
-            self._out[route] = Outlet(transport, _BACKLOG)
+            self._out[route] = Outlet(transport, spans, Kind.COPY_OUT, _BACKLOG)
 
     def add_in(self, route: int, transport: Transport) -> None:
         """A way from another worker; raises RemoteError when there cannot be one more."""
         with self._lock:
             _check_new(route, self._in)
-            self._in[route] = Incoming(transport)
+            self._in[route] = Incoming(route, transport)
 
     def push(self, route: int, ticket: int, data: Parts) -> None:
         """Send `data`, which may lie in device memory, on its way; raises RemoteError.
@@ -141,19 +146,23 @@ class Peers:
         head = ext_frame(Ext.DATA, 0, _DATA.size + size) + _DATA.pack(ticket)
         outlet.send((head, *data))
 
-    def take(self, route: int, ticket: int, size: int, buffer: Buffer, offset: int) -> None:
-        """Wait for a push and put it into the buffer; raises RemoteError."""
+    def take(
+        self, route: int, ticket: int, size: int, buffer: Buffer, offset: int, spans: Recorder
+    ) -> None:
+        """Wait for a push and put it into the buffer; raises RemoteError. `spans` is told of it."""
         if route != WITHIN:
             incoming = self._in.get(route)
             if incoming is None:
                 raise RemoteError(Status.BAD_REQUEST, f"there is no route {route} into this worker")
-            incoming.take(ticket, size, buffer, offset)
+            incoming.take(ticket, size, buffer, offset, spans)
             return
-        data = self._parcels.take(ticket)
+        with spans.during(Kind.WAIT, size, ticket):
+            data = self._parcels.take(ticket)
         if len(data) != size:
             raise RemoteError(Status.BAD_REQUEST, f"{size} bytes to take, {len(data)} pushed")
         if buffer.native is not None:
-            buffer.native.write(offset, data)
+            with spans.during(Kind.COPY_IN, size, ticket):
+                buffer.native.write(offset, data)
 
 
 def _check_new(route: int, routes: dict[int, Outlet] | dict[int, Incoming]) -> None:

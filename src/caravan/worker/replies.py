@@ -9,6 +9,8 @@ import threading
 import time
 from collections import deque
 
+from caravan.trace.recorder import Recorder
+from caravan.trace.spans import Kind
 from caravan.transport.base import Transport
 from caravan.worker.outlet import Outlet, Parts
 
@@ -28,10 +30,16 @@ class Slot:
 
 
 class Replies:
-    """Orders and sends the replies of one connection."""
+    """Orders and sends the replies of one connection.
 
-    def __init__(self, transport: Transport) -> None:
-        self._outlet = Outlet(transport)
+    Args:
+        recorder: of the device whose replies they are, if it is one's.
+    """
+
+    def __init__(self, transport: Transport, recorder: Recorder | None = None) -> None:
+        # what nobody reads costs next to nothing
+        self._recorder = recorder or Recorder()
+        self._outlet = Outlet(transport, self._recorder, Kind.REPLY)
         self._changed = threading.Condition()
         self._slots: deque[Slot] = deque()
         self._owed = 0
@@ -62,7 +70,8 @@ class Replies:
                 done = self._slots.popleft()
                 self._owed -= done.cost
                 if done.parts:
-                    self._outlet.send(done.parts)
+                    with self._recorder.during(Kind.REPLY, sum(map(len, done.parts))):
+                        self._outlet.send(done.parts)
             self._changed.notify_all()
 
     def now(self, parts: Parts) -> None:
