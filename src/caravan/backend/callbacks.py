@@ -8,16 +8,26 @@ live as long as the process, since C keeps their addresses.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from caravan import interrupt
 from caravan.errors import CaravanError
+from caravan.trace import head
 
 if TYPE_CHECKING:
     from caravan.backend.device import RemoteDevice
 
 _KEEP: list[Any] = []
+# which argument of a callback is a number of bytes
+_SIZES = {
+    "buffer_type.alloc_buffer": 1,
+    "buffer.set_tensor": 4,
+    "buffer.get_tensor": 4,
+    "backend.set_tensor_async": 4,
+    "backend.get_tensor_async": 4,
+}
 
 # Devices by the address of each struct that a callback may be given first: their own, and those of
 # their buffer types, buffers, backends and events. Filled and emptied by the owners of the structs.
@@ -46,9 +56,28 @@ def wrap(prototype: Any, function: Callable[..., Any], failure: Any, name: str) 
         Counter.calls += 1
         return guarded(*args)
 
-    callback = prototype(counted if Counter.enabled else guarded)
+    observed = counted if Counter.enabled else guarded
+    callback = prototype(_recorded(observed, name) if head.recording else observed)
     _KEEP.append(callback)
     return callback
+
+
+def _recorded(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`call` as a span of the head's timeline, as long as there is one."""
+    size_at = _SIZES.get(name)
+
+    def recorded(*args: Any) -> Any:
+        recorder = head.recording
+        if recorder is None:
+            return call(*args)
+        device = owners.get(args[0])
+        start = time.perf_counter_ns()
+        result = call(*args)
+        size = 0 if size_at is None else args[size_at]
+        recorder.add(recorder.here(), name, start, device=device.name if device else "", size=size)
+        return result
+
+    return recorded
 
 
 def keep(value: Any) -> Any:

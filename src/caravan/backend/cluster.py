@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -12,9 +13,10 @@ import caravan
 from caravan.backend import plugin as plugins
 from caravan.backend.device import RemoteDevice
 from caravan.engine import layouts
-from caravan.errors import ConnectError, UsageError
+from caravan.errors import ConnectError, RemoteError, UsageError
 from caravan.stream.routes import Route
 from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_session
+from caravan.stream.telemetry import DeviceStats, ask_stats
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
 
@@ -64,6 +66,19 @@ class Cluster:
         found = {(one.name, other.name): one.route_to(other) for one, other in pairs}
         for route in found.values():
             route.settle()
+        return found
+
+    def stats(self) -> dict[str, DeviceStats]:
+        """What each device has done so far, by its name, as its worker counted it. Asks and waits.
+
+        Devices of llama.cpp servers are left out: they count nothing. Raises WorkerLost.
+        """
+        found: dict[str, DeviceStats] = {}
+        for device in self.devices:
+            # a worker of an older version refuses the question
+            with contextlib.suppress(RemoteError):
+                if device.link.extension:
+                    found[device.name] = ask_stats(device.link.stream)
         return found
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from caravan.backend import callbacks
 from caravan.backend import device as device_slots
 from caravan.engine import layouts
 from caravan.stream.link import RemoteAllocation
+from caravan.trace import head
 
 if TYPE_CHECKING:
     from caravan.backend.device import RemoteDevice
@@ -88,6 +89,23 @@ class Plugin:
         self._layouts = self.engine.layouts
         self._guid = callbacks.keep(ctypes.create_string_buffer(_GUID, 16))
         self._devices: list[RemoteDevice] = []
+        self._recorded = False
+        self._wrap_all()
+        self._native_base, self._native_supports_op = self._natives()
+        self._registry = self._new_registry()
+
+    @property
+    def registry(self) -> int:
+        """Address of the ggml_backend_reg."""
+        return ctypes.addressof(self._registry)
+
+    def follow_recording(self) -> None:
+        """Let structs made from now on have callbacks that are recorded, or not, as is wanted."""
+        if self._recorded != (head.recording is not None):
+            self._wrap_all()
+
+    def _wrap_all(self) -> None:
+        self._recorded = head.recording is not None
         self._slots = {
             "buffer_type": self._wrap("buffer_type", _BUFFER_TYPE),
             "buffer": self._wrap("buffer", _BUFFER),
@@ -100,13 +118,6 @@ class Plugin:
         )
         self._is_host = self._wrap("buffer_type", {"is_host": (buffer_slots.is_host, False)})
         self._slow_base = self._wrap("buffer", {"get_base": (buffer_slots.get_base, None)})
-        self._native_base, self._native_supports_op = self._natives()
-        self._registry = self._new_registry()
-
-    @property
-    def registry(self) -> int:
-        """Address of the ggml_backend_reg."""
-        return ctypes.addressof(self._registry)
 
     def _wrap(self, interface: str, table: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
         slots = self._layouts.interface(interface)
@@ -220,4 +231,5 @@ def load() -> Plugin:
     with _lock:
         if _plugin is None:
             _plugin = Plugin()
+        _plugin.follow_recording()
         return _plugin

@@ -22,6 +22,7 @@ from caravan.llm.devices import check_all
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams, c_context_params
 from caravan.llm.refusal import Refusals, reason
+from caravan.trace import head
 
 _SEQUENCE = 0
 # What the engine keeps of each token here, before it asks any device for the token's own memory.
@@ -196,7 +197,8 @@ class Context:
         self._outputs[:count] = logits == "all"
         self._outputs[count - 1] = logits != "none"
         self._batch.n_tokens = count
-        status = self._llama.decode(self.handle, self._batch)
+        with head.call("decode", count):
+            status = self._llama.decode(self.handle, self._batch)
         if status:
             self._failed(status)
         if self._memory is not None:
@@ -241,7 +243,7 @@ class Context:
 
     def synchronize(self) -> None:
         """Wait until everything is computed; raises WorkerLost if a device was lost meanwhile."""
-        with interrupt.deferred():
+        with interrupt.deferred(), head.call("synchronize"):
             self._llama.synchronize(self.require_open())
         check_all(self.model.devices)
 

@@ -29,6 +29,7 @@ from caravan.stream.message import Message, Part, length
 from caravan.stream.ticket import Ticket
 from caravan.transport.base import Buffer, Transport
 from caravan.transport.reader import Reader
+from caravan.transport.recording import Noted, RecordingTransport
 from caravan.wire.commands import Command, Ext
 from caravan.wire.extension import Status
 
@@ -207,6 +208,16 @@ class Stream:
         """Send what was corked."""
         with self._lock:
             self._pump()
+
+    def record(self, sent: Noted, received: Noted) -> None:
+        """Tell of all bytes that go and come from now on."""
+
+        def wrapped(transport: Transport) -> Transport:
+            return RecordingTransport(transport, sent, received)
+
+        with self._lock:
+            self._transport = wrapped(self._transport)
+        self._reader.wrap(wrapped)
 
     def _enqueue(
         self, command: Command, parts: Sequence[Part], size: int, ticket: Ticket | None

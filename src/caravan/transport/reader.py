@@ -6,6 +6,8 @@ caller's memory, except for what the buffer already holds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from caravan.transport.base import Transport
 
 # A decode step's commands fit; of a long payload little goes through here.
@@ -55,6 +57,10 @@ class Reader:
             count = self._transport.recv_into(target[done:])
             self.received += count
             done += count
+
+    def wrap(self, wrapped: Callable[[Transport], Transport]) -> None:
+        """Read from `wrapped` of the transport from the next wait on."""
+        self._transport = wrapped(self._transport)
 
     def skip(self, size: int) -> None:
         """Drop `size` bytes."""
