@@ -51,11 +51,7 @@ def read(path: Path) -> Event:
 def recorded(endpoints: list[str], smollm2: Path, tmp_path_factory) -> Event:
     """A prompt of six micro-batches and a decode step, over two workers."""
     path = tmp_path_factory.mktemp("timeline") / "t.json"
-    with (
-        Timeline(path) as recording,
-        caravan.connect(endpoints) as cluster,
-        recording.watching(cluster),
-    ):
+    with Timeline(path) as recording, caravan.connect(endpoints) as cluster:
         prompt(cluster, smollm2)
     assert recording.notes == []
     return read(path)
@@ -136,11 +132,10 @@ def test_without_a_timeline_nothing_is_asked_or_kept(
     counts = []
     for wanted in (False, True):
         with ExitStack() as stack:
-            recording = stack.enter_context(Timeline(tmp_path / "t.json")) if wanted else None
+            if wanted:
+                stack.enter_context(Timeline(tmp_path / "t.json"))
             cluster = stack.enter_context(caravan.connect(endpoints))
             streams = [device.link.stream for device in cluster.devices]
-            if recording is not None:
-                stack.enter_context(recording.watching(cluster))
             before = [stream.commands for stream in streams]
             prompt(cluster, smollm2)
             counts.append([s.commands - n for s, n in zip(streams, before, strict=True)])
@@ -164,9 +159,8 @@ def test_it_is_written_after_a_failure_too(
     path = tmp_path / "t.json"
     with (
         pytest.raises(KeyboardInterrupt),
-        Timeline(path) as recording,
+        Timeline(path),
         caravan.connect(endpoints) as cluster,
-        recording.watching(cluster),
     ):
         prompt(cluster, smollm2)
         raise KeyboardInterrupt
@@ -184,7 +178,6 @@ def test_what_a_lost_worker_had_told_is_there(smollm2: Path, tmp_path: Path, mon
         pytest.raises(WorkerLost),
         Timeline(path) as recording,
         caravan.connect([worker.endpoint]) as cluster,
-        recording.watching(cluster),
     ):
         endpoint = worker.endpoint
         prompt(cluster, smollm2)
@@ -207,7 +200,6 @@ def test_a_worker_of_the_base_protocol_gives_the_heads_part(
     with (
         Timeline(path) as recording,
         caravan.connect(endpoints[:1], extension=False) as cluster,
-        recording.watching(cluster),
     ):
         assert cluster.stats() == {}
         prompt(cluster, smollm2)
@@ -221,9 +213,19 @@ def test_a_worker_of_the_base_protocol_gives_the_heads_part(
 
 
 def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        Timeline(tmp_path / "nowhere" / "t.json")
+    with pytest.raises(UsageError, match="No such file"), Timeline(tmp_path / "nowhere" / "t.json"):
+        raise AssertionError
     assert head.recording is None
+
+
+def test_only_one_at_a_time(tmp_path: Path) -> None:
+    with (
+        Timeline(tmp_path / "one.json"),
+        pytest.raises(UsageError, match=r"already, to .*one\.json"),
+        Timeline(tmp_path / "two.json"),
+    ):
+        raise AssertionError
+    assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
 
 
 def test_stats_are_those_of_the_devices(endpoints: list[str], smollm2: Path) -> None:

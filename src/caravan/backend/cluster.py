@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
@@ -11,12 +10,13 @@ from types import TracebackType
 
 import caravan
 from caravan.backend import plugin as plugins
+from caravan.backend import timeline
 from caravan.backend.device import RemoteDevice
 from caravan.engine import layouts
-from caravan.errors import ConnectError, RemoteError, UsageError
+from caravan.errors import ConnectError, UsageError
 from caravan.stream.routes import Route
 from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_session
-from caravan.stream.telemetry import DeviceStats, ask_stats
+from caravan.stream.telemetry import DeviceStats
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
 
@@ -38,6 +38,7 @@ class Cluster:
         self.endpoints = [str(session.endpoint) for session in sessions]
         self._sessions = sessions
         self._watchdog = watchdog
+        self._watch = timeline.watch(devices)
 
     def __repr__(self) -> str:
         return f"<Cluster of {', '.join(self.endpoints)}: {len(self.devices)} devices>"
@@ -73,16 +74,13 @@ class Cluster:
 
         Devices of llama.cpp servers are left out: they count nothing. Raises WorkerLost.
         """
-        found: dict[str, DeviceStats] = {}
-        for device in self.devices:
-            # a worker of an older version refuses the question
-            with contextlib.suppress(RemoteError):
-                if device.link.extension:
-                    found[device.name] = ask_stats(device.link.stream)
-        return found
+        found = {device.name: device.stats() for device in self.devices}
+        return {name: stats for name, stats in found.items() if stats is not None}
 
     def close(self) -> None:
         """Take leave of the workers. Idempotent. What still uses the devices gets errors."""
+        if self._watch is not None:
+            self._watch.close()
         # one bound for all: several workers that have frozen are no worse than one
         deadline = time.monotonic() + CLOSE_SECONDS
         for session in self._sessions:

@@ -17,9 +17,10 @@ from caravan.backend import callbacks
 from caravan.backend.backend import RemoteBackend, backends
 from caravan.backend.buffer import TensorSizes, buffers
 from caravan.engine import layouts
-from caravan.errors import CaravanError, DeviceError
+from caravan.errors import CaravanError, DeviceError, RemoteError
 from caravan.stream.link import DeviceLink
 from caravan.stream.routes import Route
+from caravan.stream.telemetry import DeviceStats, ask_stats
 from caravan.wire.extension import SIMULATED
 
 if TYPE_CHECKING:
@@ -110,6 +111,19 @@ class RemoteDevice:
         with self._loaders_lock:
             change(thread)
             self.plugin.ask_is_host(self.buffer_type, bool(self.loaders))
+
+    def stats(self) -> DeviceStats | None:
+        """What the device has done so far, as its worker counted it; None if that does not count.
+
+        Asks and waits; raises WorkerLost.
+        """
+        if not self.link.extension:
+            return None
+        try:
+            return ask_stats(self.link.stream)
+        except RemoteError:
+            # a worker of an older version
+            return None
 
     def check(self) -> None:
         """Raises WorkerLost once the device is lost, or its cluster closed.

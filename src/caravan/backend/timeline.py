@@ -1,24 +1,22 @@
-"""`Timeline`: records what a cluster's workers and this head do, and writes one file of it.
+"""`Timeline`: records what workers and this head do, and writes one file of it at the end.
 
-    with Timeline("trace.json") as timeline:
-        with connect(endpoints) as cluster, timeline.watching(cluster):
-            ...
+    with Timeline("trace.json"), connect(endpoints) as cluster:
+        ...
 
-It begins before the workers are connected, so that the engine's callbacks are recorded too, and the
-file is written at the end, whatever ended it.
+Every cluster that is connected while it is open is recorded. The file is written whatever ended the
+run; what a lost worker had told by then is in it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from caravan.backend.cluster import Cluster
 from caravan.backend.device import RemoteDevice
 from caravan.backend.watched import WatchedWorker
+from caravan.errors import UsageError
 from caravan.trace import head
 from caravan.trace.draw import draw
 from caravan.trace.output import OutputFile
@@ -27,20 +25,28 @@ _INTERVAL = 1.0
 
 
 class Timeline:
-    """One for the process at a time. Raises UsageError if `path` cannot be written.
+    """See the module. One at a time; to be entered once.
+
+    Entering raises UsageError if the file cannot be written, leaving raises CaravanError if it
+    cannot any more.
 
     Attributes:
-        notes: once it is closed, what the file does not show.
+        path: of the file, in the JSON format of Chrome's tracing and of Perfetto.
+        notes: once it is written, what it does not show.
     """
 
     def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
         self.notes: list[str] = []
-        self._file = OutputFile(path)
         self._workers: list[WatchedWorker] = []
-        self._recorder = head.start()
-        self._closed = False
 
     def __enter__(self) -> Timeline:
+        global _current
+        if _current is not None:
+            raise UsageError(f"a timeline is being recorded already, to {_current.path}")
+        self._file = OutputFile(self.path)
+        self._recorder = head.start()
+        _current = self
         return self
 
     def __exit__(
@@ -49,30 +55,9 @@ class Timeline:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
-
-    @contextmanager
-    def watching(self, cluster: Cluster) -> Iterator[None]:
-        """Record the cluster's workers until the context is left."""
-        workers = [WatchedWorker(devices) for devices in _by_worker(cluster)]
-        self._workers += workers
-        for worker in workers:
-            worker.begin(self._recorder)
-        collector = _Collector(workers)
-        try:
-            yield
-        finally:
-            collector.close()
-            for worker in workers:
-                worker.end()
-
-    def close(self) -> None:
-        """Stop, and write the file; raises CaravanError if it cannot be any more. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        if head.recording is self._recorder:
-            head.stop()
+        global _current
+        _current = None
+        head.stop()
         try:
             trace = draw(self._recorder, [worker.record for worker in self._workers])
             self.notes = trace.missing
@@ -80,9 +65,20 @@ class Timeline:
         finally:
             self._file.close()
 
+    def watch(self, devices: Sequence[RemoteDevice]) -> Watch:
+        """Record the workers of these devices until the watch is closed."""
+        groups: dict[str, list[RemoteDevice]] = {}
+        for device in devices:
+            groups.setdefault(device.endpoint, []).append(device)
+        workers = [WatchedWorker(group) for group in groups.values()]
+        self._workers += workers
+        for worker in workers:
+            worker.begin(self._recorder)
+        return Watch(workers)
 
-class _Collector:
-    """A thread that asks workers for their spans before they have to drop them."""
+
+class Watch:
+    """Asks workers for their spans now and then, before they have to drop them."""
 
     def __init__(self, workers: list[WatchedWorker]) -> None:
         self._workers = workers
@@ -96,12 +92,18 @@ class _Collector:
                 worker.collect()
 
     def close(self) -> None:
+        """Take over the rest, and let the workers stop recording. Idempotent."""
+        if self._stop.is_set():
+            return
         self._stop.set()
         self._thread.join()
+        for worker in self._workers:
+            worker.end()
 
 
-def _by_worker(cluster: Cluster) -> list[list[RemoteDevice]]:
-    groups: dict[str, list[RemoteDevice]] = {}
-    for device in cluster.devices:
-        groups.setdefault(device.endpoint, []).append(device)
-    return list(groups.values())
+_current: Timeline | None = None
+
+
+def watch(devices: Sequence[RemoteDevice]) -> Watch | None:
+    """Record these devices, if a timeline is being recorded."""
+    return None if _current is None else _current.watch(devices)
