@@ -12,6 +12,7 @@ from caravan.bench.options import defaults, read_grid
 from caravan.bench.plan import Case, cases
 from caravan.bench.result import Host, ModelFacts, Result
 from caravan.bench.session import Settings
+from caravan.bench.usage import Totals
 from caravan.errors import CaravanError
 
 CORES = 4
@@ -143,6 +144,9 @@ class FakeRig:
     def load(self, case: Case) -> FakeModel:
         self.log.append(f"load {case.model} {'/'.join(case.devices)}")
         return FakeModel(self.log, self.clock, on_decode=self.on_decode)
+
+    def totals(self, case: Case) -> Totals:
+        raise AssertionError("nobody asked how busy the devices are")
 
     @contextmanager
     def open(self, settings: Settings) -> Iterator[FakeRig]:

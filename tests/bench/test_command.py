@@ -13,6 +13,7 @@ from bench.fakes import FakeRig
 from caravan.bench.options import OPTIONS
 from caravan.cli.bench import command
 from caravan.cli.main import main
+from pictures import check
 
 # Every option of llama-bench, read off its source.
 LLAMA_BENCH_FLAGS = frozenset(
@@ -56,7 +57,7 @@ def test_all_options_of_llama_bench_are_there() -> None:
     flags = {flag for param in command.params for flag in param.opts}
     flags.update(command.context_settings["help_option_names"])
     assert flags >= LLAMA_BENCH_FLAGS
-    ours = {"--local-workers", "--timeout"}
+    ours = {"--local-workers", "--timeout", "--utilization", "--trace"}
     assert flags - LLAMA_BENCH_FLAGS == ours
 
 
@@ -160,6 +161,40 @@ def test_offline_does_not_fetch(
     monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path))
     assert main(["bench", "-m", "smollm2", "--offline"]) == 1
     assert "--offline" in capsys.readouterr().err
+
+
+def test_a_trace_is_written_whatever_ends_the_run(rig: FakeRig, model: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    words = ["bench", "-m", model, "-o", "none", "--trace", str(path)]
+    assert main(words) == 0
+    check(json.loads(path.read_text()))
+    path.write_text("old")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    rig.on_decode = interrupt
+    assert main(words) == 130
+    check(json.loads(path.read_text()))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.gguf", "t.json"]
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_anything(
+    rig: FakeRig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # not even the model is looked for
+    words = ["bench", "-m", "/nowhere/x.gguf", "--trace"]
+    for path, text in ((tmp_path / "no" / "t.json", "No such file"), (tmp_path, "Is a directory")):
+        assert main([*words, str(path)]) == 2
+        assert capsys.readouterr().err == f"caravan: error: cannot write {path}: {text}\n".replace(
+            "No such file", "No such file or directory"
+        )
+    assert rig.log == []
+
+
+def test_utilization_is_passed_on(rig: FakeRig, model: str) -> None:
+    with pytest.raises(AssertionError, match="how busy"):
+        command.main(["-m", model, "--utilization"], standalone_mode=False)
 
 
 def test_ctrl_c_exits_130(rig: FakeRig, model: str) -> None:

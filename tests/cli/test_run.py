@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 
 from caravan.cli import main as cli_main
 from caravan.cli import run as run_module
 from caravan.llm import opening
+from pictures import check, on_track
 
 
 @pytest.fixture
@@ -134,3 +136,24 @@ def test_local_workers_come_before_endpoints_of_the_environment(smollm2, capsys,
     assert out.strip()
     assert "prompt: 3 tokens" in err or "prompt: 4 tokens" in err
     assert "RPC0 (127.0.0.1:" in err
+
+
+def test_a_trace_of_a_run(smollm2, tmp_path, capsys):
+    path = tmp_path / "t.json"
+    args = ["-m", str(smollm2), "-p", "One two three", "-n", "4", "--temp", "0"]
+    assert cli_main.main(["run", *args, "--local-workers", "2", "--trace", str(path)]) == 0
+    read = json.loads(path.read_text())
+    check(read)
+    assert len([span for span in on_track(read, "RPC1") if span["name"] == "graph"]) >= 4
+    assert "trace:" not in capsys.readouterr().err
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_anything(
+    nothing_starts, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(run_module, "model_path", lambda name: pytest.fail("looked for the model"))
+    path = tmp_path / "nowhere" / "t.json"
+    args = ["-m", "x", "-p", "x", "--local-workers", "2", "--trace", str(path)]
+    assert cli_main.main(["run", *args]) == 2
+    expected = f"caravan: error: cannot write {path}: No such file or directory\n"
+    assert capsys.readouterr().err == expected

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from caravan.backend.device import RemoteDevice
 from caravan.backend.watched import WatchedWorker
-from caravan.errors import UsageError
+from caravan.errors import CaravanError, UsageError
 from caravan.trace import head
 from caravan.trace.draw import draw
 from caravan.trace.output import OutputFile
@@ -28,7 +28,7 @@ class Timeline:
     """See the module. One at a time; to be entered once.
 
     Entering raises UsageError if the file cannot be written, leaving raises CaravanError if it
-    cannot any more.
+    cannot any more and nothing else was raised.
 
     Attributes:
         path: of the file, in the JSON format of Chrome's tracing and of Perfetto.
@@ -62,6 +62,10 @@ class Timeline:
             trace = draw(self._recorder, [worker.record for worker in self._workers])
             self.notes = trace.missing
             self._file.write(trace.write)
+        except CaravanError:
+            # what ended the run is the news
+            if value is None:
+                raise
         finally:
             self._file.close()
 

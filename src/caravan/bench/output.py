@@ -12,6 +12,7 @@ from typing import Protocol, TextIO
 
 from caravan.bench.result import FIELDS, Field, Host, Kind, Result
 from caravan.bench.table import MarkdownPrinter
+from caravan.bench.usage import records
 
 
 class Printer(Protocol):
@@ -117,6 +118,8 @@ def _json_members(result: Result) -> Iterable[str]:
         yield f'"{field.name}": {_json_value(field, result)}'
     yield f'"samples_ns": [ {", ".join(str(ns) for ns in result.samples_ns)} ]'
     yield f'"samples_ts": [ {", ".join(f"{ts:g}" for ts in result.samples_ts)} ]'
+    if result.uses is not None:
+        yield f'"utilization": {json.dumps(records(result.uses), ensure_ascii=False)}'
 
 
 def _json_value(field: Field, result: Result) -> str:

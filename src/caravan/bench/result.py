@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from caravan.bench.plan import Case
+from caravan.bench.usage import Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,17 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One test and its samples. `test_time` is UTC, as in RFC 3339."""
+    """One test and its samples. `test_time` is UTC, as in RFC 3339.
+
+    `uses` tells how busy each device was; it is None where that was not asked for.
+    """
 
     case: Case
     host: Host
     model: ModelFacts
     test_time: str
     samples_ns: list[int] = field(default_factory=list)
+    uses: dict[str, Use | None] | None = None
 
     @property
     def samples_ts(self) -> list[float]:

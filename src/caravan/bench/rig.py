@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import caravan
 from caravan import engine
+from caravan.backend import RemoteDevice
 from caravan.bench.devices import Inventory, WorkerDevice
 from caravan.bench.loader import LlmModel
 from caravan.bench.plan import Case
@@ -21,6 +22,7 @@ from caravan.engine.layouts import DEVICE_TYPE_ACCEL, DEVICE_TYPE_CPU, DEVICE_TY
 from caravan.engine.library import Engine
 from caravan.llm import local_devices
 from caravan.llm.opening import open_workers
+from caravan.stream.telemetry import DeviceStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,13 @@ class EngineRig:
 
     def load(self, case: Case) -> LlmModel:
         return LlmModel(case, self.inventory.pick(case.devices))
+
+    def totals(self, case: Case) -> dict[str, DeviceStats | None]:
+        found: dict[str, DeviceStats | None] = {}
+        for device in self.inventory.pick(case.devices):
+            # nobody counts for the engine's own devices
+            found[device.name] = device.stats() if isinstance(device, RemoteDevice) else None
+        return found
 
 
 @contextmanager

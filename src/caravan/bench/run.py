@@ -14,6 +14,7 @@ from typing import Protocol
 
 from caravan.bench.plan import Case, same_model
 from caravan.bench.result import Host, ModelFacts, Result
+from caravan.bench.usage import Lap, Totals, uses
 
 
 class BenchContext(Protocol):
@@ -69,7 +70,8 @@ class _Depth:
 class Runner:
     """Runs cases one after the other, keeping the model while it can. Close it when done.
 
-    `say` is told how far it is; `ready` is called when a test has got its model and its context.
+    `say` is told how far it is; `ready` is called when a test has got its model and its context;
+    `watch` tells what the devices have done so far, where it is wanted how busy they were.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Runner:
         *,
         say: Callable[[str], None] = lambda text: None,
         ready: Callable[[], None] = lambda: None,
+        watch: Callable[[Case], Totals] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._load = load
@@ -87,6 +90,7 @@ class Runner:
         self.settings = settings
         self.say = say
         self._ready = ready
+        self.watch = watch
         self.clock = clock
         self._model: BenchModel | None = None
         self._loaded: Case | None = None
@@ -115,7 +119,8 @@ class Runner:
             if self.settings.warmup:
                 test.warm_up()
             samples = [test.sample(n) for n in range(1, self.settings.repetitions + 1)]
-            return Result(case, self._host, model.facts, now, samples)
+            used = uses(test.laps) if self.watch else None
+            return Result(case, self._host, model.facts, now, samples, used)
         finally:
             context.close()
 
@@ -142,6 +147,7 @@ class _Test:
         self.context = context
         self.case = case
         self.label = label
+        self.laps: list[Lap] = []
 
     def say(self, text: str) -> None:
         self.runner.say(f"{self.label}: {text}")
@@ -162,6 +168,8 @@ class _Test:
             self._fill(turn)
         # Made before the clock starts: in Python this would be felt.
         prompt, gen = self._batches(case.n_prompt), self._tokens(case.n_gen)
+        watch = self.runner.watch
+        before = watch(case) if watch else {}
         start = self.runner.clock()
         if prompt:
             self.say(f"prompt run {turn}")
@@ -169,7 +177,10 @@ class _Test:
         if gen:
             self.say(f"generation run {turn}")
             self._generate(gen)
-        return self.runner.clock() - start
+        ns = self.runner.clock() - start
+        if watch:
+            self.laps.append(Lap(before, watch(case), ns))
+        return ns
 
     def _fill(self, turn: str) -> None:
         depth = self.runner.depth

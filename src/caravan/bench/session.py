@@ -19,6 +19,7 @@ from caravan.bench.plan import Case, cases
 from caravan.bench.process import set_cpu_mask, set_priority
 from caravan.bench.result import Host, Result, split_text
 from caravan.bench.run import BenchModel, Runner, RunSettings
+from caravan.bench.usage import Totals
 from caravan.errors import UsageError
 from caravan.llm.cores import share_of_cores
 
@@ -34,6 +35,7 @@ class Settings:
         timeout: bound in seconds on every wait for a worker.
         priority: -1 to 3, as in llama-bench.
         math_cores: the default number of threads.
+        utilization: whether to find out how busy each device was.
     """
 
     run: RunSettings = field(default_factory=RunSettings)
@@ -47,6 +49,7 @@ class Settings:
     timeout: float = 30.0
     priority: int = 0
     math_cores: int = 1
+    utilization: bool = False
 
 
 def threads_of_workers(workers: int, threads: Sequence[int], cores: int) -> int | None:
@@ -70,6 +73,8 @@ class Rig(Protocol):
     @property
     def host(self) -> Host: ...
     def load(self, case: Case) -> BenchModel: ...
+    def totals(self, case: Case) -> Totals:
+        """What each device of the case has done so far; asks the workers and waits."""
 
 
 OpenRig = Callable[[Settings], AbstractContextManager[Rig]]
@@ -130,6 +135,7 @@ def _run_all(
         settings.run,
         say=say if settings.progress else lambda text: None,
         ready=output.begin,
+        watch=rig.totals if settings.utilization else None,
     )
     with closing(runner):
         for number, case in enumerate(tests, 1):

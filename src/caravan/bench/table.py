@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from caravan.bench.result import BY_NAME, Host, Kind, Result
+from caravan.bench.usage import HEADING, Use, table
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _NEVER_GPU = ("CPU", "BLAS", "ZenDNN")
@@ -113,6 +114,7 @@ class MarkdownPrinter:
         self.out = out
         self.host = host
         self.columns = columns(host, shown)
+        self._used: list[tuple[str, float, dict[str, Use | None]]] = []
 
     def header(self) -> None:
         self._row(column.cell(column.heading) for column in self.columns)
@@ -120,13 +122,22 @@ class MarkdownPrinter:
 
     def result(self, result: Result) -> None:
         self._row(column.cell(column.text(result)) for column in self.columns)
+        if result.uses:
+            self._used.append((result.test_name, result.avg_ts, result.uses))
 
     def footer(self) -> None:
+        self._print_uses()
         self.out.write(f"\nbuild: {self.host.build} ({self.host.engine_api})\n")
         self.out.flush()
 
     def abandon(self) -> None:
-        """A table that was cut short stays as it is."""
+        """A table that was cut short stays as it is; what was measured is told all the same."""
+        self._print_uses()
+
+    def _print_uses(self) -> None:
+        if self._used:
+            self.out.write("\n".join(("", HEADING, "", *table(self._used))) + "\n")
+            self.out.flush()
 
     def _row(self, cells: Iterable[str]) -> None:
         self.out.write("| " + " | ".join(cells) + " |\n")

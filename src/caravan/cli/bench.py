@@ -19,6 +19,7 @@ from caravan.cli.download import model_path
 from caravan.cli.endpoints import endpoints
 from caravan.cli.main import dashed, print_version
 from caravan.cli.seconds import Seconds
+from caravan.cli.trace import traced
 from caravan.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -169,6 +170,18 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
     metavar="<seconds>",
     help="bound on every wait for a worker (default: 30)",
 )
+@click.option(
+    "--utilization",
+    is_flag=True,
+    help="tell how much of each test's time every worker's device was computing, waiting for"
+    " input, sending and idle",
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="<filename>",
+    help="write a timeline of all devices, for Chrome's tracing or ui.perfetto.dev",
+)
 @click.option("--offline", is_flag=True, help="fetch nothing: use a sample only if it is here")
 @click.option(
     "-hf",
@@ -202,7 +215,8 @@ def command(**given: Any) -> None:
         list_devices(settings, open_rig, out=sys.stdout)
         return
     find = _cached_model if given["offline"] else model_path
-    bench(grid, settings, open_rig, find, out=sys.stdout, err=sys.stderr)
+    with traced(given["trace"]):
+        bench(grid, settings, open_rig, find, out=sys.stdout, err=sys.stderr)
 
 
 def _settings(given: dict[str, Any], cores: int, threads: Sequence[int]) -> Settings:
@@ -222,6 +236,7 @@ def _settings(given: dict[str, Any], cores: int, threads: Sequence[int]) -> Sett
         timeout=given["timeout"],
         priority=int(given["prio"]),
         math_cores=cores,
+        utilization=given["utilization"],
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +13,7 @@ from caravan.cli.download import model_path
 from caravan.cli.endpoints import endpoints
 from caravan.cli.main import dashed
 from caravan.cli.seconds import Seconds
+from caravan.cli.trace import traced
 from caravan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -162,6 +165,12 @@ _MIB = 1 << 20
     show_default=True,
     help="How long a worker may owe an answer.",
 )
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a timeline of all devices, for Chrome's tracing or ui.perfetto.dev.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="The engine's log on stderr.")
 def command(**options: Any) -> None:
     """Complete a text with a model, on workers or on this machine alone."""
@@ -169,6 +178,16 @@ def command(**options: Any) -> None:
     # all that can be refused is refused before anything is fetched or started
     workers = endpoints(options["rpc"], options["local_workers"])
     params = _params(options)
+    with traced(options["trace"]):
+        report = _run(options, prompt, workers, params)
+    # stdout gets the text and nothing else; where both go to one screen, a new line begins
+    click.echo(err=not sys.stdout.isatty())
+    click.echo(_told(report), err=True)
+
+
+def _run(
+    options: dict[str, Any], prompt: str, workers: Sequence[str], params: dict[str, Any]
+) -> Report:
     path = model_path(options["model"])
 
     from caravan import engine
@@ -183,7 +202,7 @@ def command(**options: Any) -> None:
         names=_split(options["device"], "/"),
         timeout=options["timeout"],
     ) as devices:
-        report = complete(
+        return complete(
             str(path),
             prompt,
             max_tokens=options["predict"],
@@ -191,9 +210,6 @@ def command(**options: Any) -> None:
             on_text=_write,
             **params,
         )
-    # stdout gets the text and nothing else; where both go to one screen, a new line begins
-    click.echo(err=not sys.stdout.isatty())
-    click.echo(_told(report), err=True)
 
 
 def _params(options: dict[str, Any]) -> dict[str, Any]:
