@@ -266,7 +266,7 @@ def endpoints() -> Iterator[list[str]]:
         yield workers.endpoints
 
 
-def test_the_examples_run(endpoints, smollm2):
+def test_the_examples_run(endpoints, smollm2, tmp_path, monkeypatch):
     """In order, in one namespace; what they print is what the page shows."""
     replaced = {
         '"lab1:50052"': repr(endpoints[0]),
@@ -276,6 +276,7 @@ def test_the_examples_run(endpoints, smollm2):
     found = re.findall(
         r"^```python\n(.*?)^```$(?:\n*^```text\n(.*?)^```$)?", text("python.md"), re.M | re.S
     )
+    monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         stack.callback(close_all, namespace)

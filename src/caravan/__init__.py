@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from caravan.backend import Cluster, RemoteDevice, connect
+    from caravan.backend import Cluster, RemoteDevice, Timeline, connect
     from caravan.errors import CaravanError, WorkerLost
     from caravan.llm import (
         Context,
@@ -44,6 +44,7 @@ _HOME = {
     "ModelParams": "caravan.llm",
     "RemoteDevice": "caravan.backend",
     "SamplingParams": "caravan.llm",
+    "Timeline": "caravan.backend",
     "Worker": "caravan.worker.local",
     "WorkerLost": "caravan.errors",
     "connect": "caravan.backend",
@@ -62,6 +63,7 @@ __all__ = [
     "ModelParams",
     "RemoteDevice",
     "SamplingParams",
+    "Timeline",
     "Worker",
     "WorkerLost",
     "__version__",

@@ -5,5 +5,6 @@ The only place with C callbacks.
 
 from caravan.backend.cluster import Cluster, connect
 from caravan.backend.device import RemoteDevice
+from caravan.backend.timeline import Timeline
 
-__all__ = ["Cluster", "RemoteDevice", "connect"]
+__all__ = ["Cluster", "RemoteDevice", "Timeline", "connect"]
