@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +26,14 @@ def smollm2() -> Path:
     from caravan.models import resolve
 
     return resolve("smollm2")
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory of temporary files: a path that sockets have room for, with a blank in it."""
+    path = Path(tempfile.mkdtemp(prefix="t ", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield path
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    shutil.rmtree(path)

@@ -5,8 +5,11 @@ Parses, checks, and runs the supervisor; imports nothing heavy.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import sys
+from collections.abc import Iterator
 
 import click
 
@@ -67,6 +70,7 @@ _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
 )
 @click.option("--no-extension", is_flag=True, hidden=True)
 @click.option("--parent-fd", type=int, default=-1, hidden=True)
+@click.option("--own-directory", default="", hidden=True)
 def command(
     threads: int | None,
     devices: str,
@@ -78,6 +82,7 @@ def command(
     peer_address: str,
     no_extension: bool,
     parent_fd: int,
+    own_directory: str,
 ) -> None:
     """Lend this machine's devices to heads.
 
@@ -108,7 +113,19 @@ def command(
         parent_fd=parent_fd,
         peer_address=peer_address,
     )
-    sys.exit(Supervisor(settings).run())
+    with _removed(own_directory):
+        sys.exit(Supervisor(settings).run())
+
+
+@contextlib.contextmanager
+def _removed(directory: str) -> Iterator[None]:
+    """Take away the directory of the worker's socket, if it is a private one, when it ends."""
+    try:
+        yield
+    finally:
+        if directory:
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
 
 
 def _is_known(host: str) -> bool:

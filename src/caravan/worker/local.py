@@ -1,4 +1,4 @@
-"""`Worker` and `LocalWorkers`: worker processes on this machine, for tests, demos and one-box use.
+"""`Worker`, `LocalWorkers` and `LocalDevices`: worker processes on this machine.
 
 They are real workers behind real sockets, started as `caravan worker`, quiet, and bound to this
 process: they end with it even when it is killed.
@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 from caravan.errors import WorkerStartError
 
 _START_TIMEOUT = 120.0
 _STOP_TIMEOUT = 6.0
+_T = TypeVar("_T")
 _READY = "worker ready on "
+# The path of a Unix socket has room for about 100 bytes.
+_LONGEST_BASE = 70
 
 
 class Worker:
@@ -29,6 +37,8 @@ class Worker:
         threads: compute threads of CPU devices that name none.
         port: 0 picks a free one.
         options: further options of `caravan worker`.
+        private: listen on a Unix socket that only this user can reach, instead of host and port.
+            Its directory goes with the worker.
         verbose: pass the worker's own messages on to stderr.
 
     Raises WorkerStartError when it does not come up.
@@ -42,21 +52,26 @@ class Worker:
         host: str = "127.0.0.1",
         port: int = 0,
         options: tuple[str, ...] = (),
+        private: bool = False,
         verbose: bool = False,
     ) -> None:
         self.endpoint = ""
+        self._directory = _private_directory() if private else ""
         self._verbose = verbose
         self._tail: deque[str] = deque(maxlen=20)
         self._process: subprocess.Popen[str] | None = None
         self._parent = -1
         self._readers: list[threading.Thread] = []
+        if private:
+            host = f"unix:{self._directory}/socket"
+            options = ("--own-directory", self._directory, *options)
         command = [sys.executable, "-m", "caravan", "worker", "--host", host, "--port", str(port)]
         if devices:
             command += ["--device", devices]
         if threads:
             command += ["--threads", str(threads)]
-        self._start([*command, *options])
         try:
+            self._start([*command, *options])
             self._await_ready()
         except BaseException:
             self.close()
@@ -92,9 +107,15 @@ class Worker:
     def close(self) -> None:
         """Tell it to end, and see to it that it does. Idempotent."""
         process, self._process = getattr(self, "_process", None), None
-        if process is None:
-            return
-        self.endpoint = ""
+        if process is not None:
+            self.endpoint = ""
+            self._end(process)
+        directory, self._directory = getattr(self, "_directory", ""), ""
+        if directory:
+            # the worker does it, unless it was killed
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
         with contextlib.suppress(OSError):
             process.terminate()
         try:
@@ -157,7 +178,8 @@ class Worker:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(_READY):
-                self.endpoint = line[len(_READY) :].split(" ", 1)[0].strip()
+                # a path may have blanks, what follows has no parenthesis
+                self.endpoint = line[len(_READY) :].rpartition(" (")[0]
                 ready.set()
         ready.set()
 
@@ -169,30 +191,25 @@ class Worker:
                 sys.stderr.write(line)
 
 
-class LocalWorkers:
-    """`n` workers on this machine, started side by side.
+class _Several:
+    """Workers that are started and ended side by side.
 
-    Args:
-        n: how many, each with one CPU device.
-        threads: compute threads of each.
+    Attributes:
+        workers: in the order of `starts`.
     """
 
-    def __init__(self, n: int, threads: int = 1) -> None:
+    def __init__(self, starts: Sequence[Callable[[], Worker]]) -> None:
         self.workers: list[Worker] = []
+        started: dict[int, Worker] = {}
         failures: list[BaseException] = []
-        lock = threading.Lock()
 
-        def start() -> None:
+        def start(number: int) -> None:
             try:
-                worker = Worker(f"CPU:{threads}")
+                started[number] = starts[number]()
             except BaseException as exc:
-                with lock:
-                    failures.append(exc)
-            else:
-                with lock:
-                    self.workers.append(worker)
+                failures.append(exc)
 
-        starters = [threading.Thread(target=start) for _ in range(n)]
+        starters = [threading.Thread(target=start, args=(n,)) for n in range(len(starts))]
         try:
             for starter in starters:
                 starter.start()
@@ -201,17 +218,20 @@ class LocalWorkers:
         except BaseException:
             # Ctrl-C: what is still starting must not outlive us
             for starter in starters:
-                starter.join()
+                if starter.ident is not None:
+                    starter.join()
+            self.workers = list(started.values())
             self.close()
             raise
+        self.workers = [started[number] for number in sorted(started)]
         if failures:
             self.close()
             raise failures[0]
 
     def __repr__(self) -> str:
-        return f"<LocalWorkers {', '.join(self.endpoints)}>"
+        return f"<{type(self).__name__} {', '.join(self.endpoints)}>"
 
-    def __enter__(self) -> LocalWorkers:
+    def __enter__(self: _T) -> _T:
         return self
 
     def __exit__(
@@ -224,7 +244,7 @@ class LocalWorkers:
 
     @property
     def endpoints(self) -> list[str]:
-        """`HOST:PORT` of each."""
+        """`HOST:PORT`, or `unix:PATH`, of each."""
         return [worker.endpoint for worker in self.workers]
 
     def close(self) -> None:
@@ -235,6 +255,39 @@ class LocalWorkers:
             closer.start()
         for closer in closers:
             closer.join()
+
+
+class LocalWorkers(_Several):
+    """`n` workers on this machine, on ports of its loopback interface.
+
+    Args:
+        n: how many, each with one CPU device.
+        threads: compute threads of each.
+    """
+
+    def __init__(self, n: int, threads: int = 1) -> None:
+        super().__init__([partial(Worker, f"CPU:{threads}")] * n)
+
+
+class LocalDevices(_Several):
+    """A private worker for each of several devices of this machine.
+
+    Args:
+        devices: one of `caravan worker -d` each, as in `CPU:1`.
+        threads: compute threads of CPU devices that name none.
+    """
+
+    def __init__(self, devices: Sequence[str], threads: int = 1) -> None:
+        super().__init__(
+            [partial(Worker, device, threads=threads, private=True) for device in devices]
+        )
+
+
+def _private_directory() -> str:
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) > _LONGEST_BASE:
+        base = "/tmp"
+    return tempfile.mkdtemp(prefix="caravan-", dir=base)
 
 
 def _plain(line: str) -> str:
