@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from caravan.stream.routes import Path
-from caravan.worker import peers, session
+from caravan.worker import outlet, peers, session
 from copies.cluster import SIZE, Cluster, Kind, running
 from wired import PATIENCE, Side
 
@@ -36,6 +36,7 @@ def sessions_end_alone(monkeypatch) -> Iterator[None]:
     """A session's end must not be that of this process; and little may wait on each way."""
     monkeypatch.setattr(session, "leave", lambda code: None)
     monkeypatch.setattr(peers, "_BACKLOG", 30_000)
+    monkeypatch.setattr(outlet, "PATIENCE", 0.02)
     yield
 
 

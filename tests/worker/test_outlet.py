@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from caravan.trace.recorder import Recorder
+from caravan.trace.spans import Kind
 from caravan.transport import memory
+from caravan.worker import outlet as outlets
 from caravan.worker.outlet import Outlet
 from wired import KINDS, Side, receive, wait_until
 
@@ -22,7 +25,7 @@ def pipe() -> Iterator[tuple[memory.MemoryTransport, memory.MemoryTransport]]:
 
 @pytest.fixture
 def outlet(pipe) -> Iterator[Outlet]:
-    made = Outlet(pipe[0])
+    made = Outlet(pipe[0], Recorder(), Kind.REPLY)
     yield made
     made.close()
 
@@ -49,7 +52,7 @@ def test_a_slow_reader_holds_up_nobody_and_gets_what_was_sent(pipe, outlet):
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_of_several_threads_are_not_mixed(kind, tmp_path):
     with KINDS[kind](tmp_path) as (near, far):
-        outlet = Outlet(near)
+        outlet = Outlet(near, Recorder(), Kind.REPLY)
 
         def send(number: int) -> None:
             for _ in range(50):
@@ -63,8 +66,23 @@ def test_messages_of_several_threads_are_not_mixed(kind, tmp_path):
         outlet.close()
 
 
-def test_beyond_its_limit_a_backlog_makes_the_sender_wait(pipe):
-    outlet = Outlet(pipe[0], limit=1000)
+@pytest.fixture
+def patient(monkeypatch) -> None:
+    """However busy the machine is: nobody goes on because the wait was long enough."""
+    monkeypatch.setattr(outlets, "PATIENCE", 3600.0)
+
+
+def test_who_has_waited_long_enough_goes_on_beyond_the_limit(pipe, monkeypatch):
+    monkeypatch.setattr(outlets, "PATIENCE", 0.01)
+    outlet = Outlet(pipe[0], Recorder(), Kind.REPLY, limit=10)
+    for n in range(5):
+        outlet.send((bytes([n]) * 100,))
+    assert [receive(pipe[1], 100) for _ in range(5)] == [bytes([n]) * 100 for n in range(5)]
+    outlet.close()
+
+
+def test_beyond_its_limit_a_backlog_makes_the_sender_wait(pipe, patient):
+    outlet = Outlet(pipe[0], Recorder(), Kind.REPLY, limit=1000)
     sent = threading.Semaphore(0)
 
     def send() -> None:
@@ -85,7 +103,7 @@ def test_beyond_its_limit_a_backlog_makes_the_sender_wait(pipe):
 
 
 def test_a_message_above_the_limit_passes(pipe):
-    outlet = Outlet(pipe[0], limit=10)
+    outlet = Outlet(pipe[0], Recorder(), Kind.REPLY, limit=10)
     outlet.send((bytes(5000),))
     side = Side(lambda: outlet.send((b"x",)))
     assert receive(pipe[1], 5001) == bytes(5000) + b"x"
@@ -94,8 +112,8 @@ def test_a_message_above_the_limit_passes(pipe):
 
 
 @pytest.mark.parametrize("how", ["close", "break"])
-def test_who_waits_for_room_is_let_go_at_the_end(pipe, how):
-    outlet = Outlet(pipe[0], limit=10)
+def test_who_waits_for_room_is_let_go_at_the_end(pipe, how, patient):
+    outlet = Outlet(pipe[0], Recorder(), Kind.REPLY, limit=10)
     outlet.send((bytes(500),))
     side = Side(lambda: outlet.send((b"x",)))
     wait_until(lambda: side.running)

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from caravan.errors import RemoteError
+from caravan.trace.recorder import Recorder
 from caravan.transport import memory
 from caravan.wire import codec
 from caravan.wire.commands import EXT, Ext
 from caravan.wire.extension import Status
-from caravan.worker import peers
+from caravan.worker import outlet, peers
 from caravan.worker.buffers import Buffer
 from caravan.worker.ext_channel import ExtChannel
 from caravan.worker.peers import WITHIN, Parcels, Peers
@@ -20,6 +21,7 @@ from worker.fakes import FakeBuffer, FakeDevice
 from worker.test_channels import Peer, hold, serving
 
 IN, OUT = 7, 8
+SPANS = Recorder()
 
 
 def buffer(size: int = 64, host: bool = True) -> Buffer:
@@ -44,7 +46,7 @@ def test_what_is_pushed_can_be_taken_in_any_order():
     for ticket in (1, 2, 3):
         ways.push(WITHIN, ticket, (b"from ", bytes([48 + ticket])))
     for ticket in (2, 3, 1):
-        ways.take(WITHIN, ticket, 6, target, 10 * ticket)
+        ways.take(WITHIN, ticket, 6, target, 10 * ticket, SPANS)
     assert content(target)[10:16] == b"from 1"
     assert content(target)[20:26] == b"from 2"
     assert content(target)[30:36] == b"from 3"
@@ -52,7 +54,7 @@ def test_what_is_pushed_can_be_taken_in_any_order():
 
 def test_a_take_waits_for_its_push():
     ways, target = Peers(), buffer()
-    side = Side(lambda: ways.take(WITHIN, 5, 4, target, 0))
+    side = Side(lambda: ways.take(WITHIN, 5, 4, target, 0, SPANS))
     ways.push(WITHIN, 4, (b"else",))
     assert side.running
     ways.push(WITHIN, 5, (b"mine",))
@@ -65,7 +67,7 @@ def test_what_is_pushed_is_a_copy():
     source.native.write(0, b"early")
     ways.push(WITHIN, 1, (source.native.read(0, 5),))
     source.native.write(0, b"later")
-    ways.take(WITHIN, 1, 5, target, 0)
+    ways.take(WITHIN, 1, 5, target, 0, SPANS)
     assert content(target)[:5] == b"early"
 
 
@@ -73,7 +75,7 @@ def test_a_take_of_another_size_is_refused():
     ways = Peers()
     ways.push(WITHIN, 1, (b"four",))
     with pytest.raises(RemoteError, match="5 bytes to take, 4 pushed"):
-        ways.take(WITHIN, 1, 5, buffer(), 0)
+        ways.take(WITHIN, 1, 5, buffer(), 0, SPANS)
 
 
 def test_a_ticket_is_pushed_once():
@@ -83,7 +85,8 @@ def test_a_ticket_is_pushed_once():
         ways.push(WITHIN, 1, (b"x",))
 
 
-def test_a_push_waits_where_too_much_has_not_been_taken():
+def test_a_push_waits_where_too_much_has_not_been_taken(monkeypatch):
+    monkeypatch.setattr(outlet, "PATIENCE", 3600.0)
     parcels = Parcels(limit=100)
     parcels.put(1, bytes(60))
     parcels.put(2, bytes(60))
@@ -96,10 +99,19 @@ def test_a_push_waits_where_too_much_has_not_been_taken():
     assert parcels.take(3) == parcels.take(1) == bytes(60)
 
 
+def test_a_push_does_not_wait_for_ever_for_room(monkeypatch):
+    """Two devices that push to each other may each wait for what only the other can take."""
+    monkeypatch.setattr(outlet, "PATIENCE", 0.01)
+    parcels = Parcels(limit=100)
+    for ticket in range(4):
+        parcels.put(ticket, bytes(60))
+    assert [len(parcels.take(ticket)) for ticket in range(4)] == [60] * 4
+
+
 def test_a_push_of_nothing_within_an_empty_buffer():
     ways = Peers()
     ways.push(WITHIN, 1, ())
-    ways.take(WITHIN, 1, 0, Buffer(1, 0, 0, None), 0)
+    ways.take(WITHIN, 1, 0, Buffer(1, 0, 0, None), 0, SPANS)
 
 
 # from another worker
@@ -127,7 +139,7 @@ def test_what_one_worker_pushes_another_takes(kind, host, tmp_path):
     size = 1 << 20
     with KINDS[kind](tmp_path) as (near, far):
         source, target = Peers(), Peers()
-        source.add_out(OUT, near)
+        source.add_out(OUT, near, SPANS)
         target.add_in(OUT, far)
         sent, got = buffer(size), buffer(size, host)
         sent.native.write(0, bytes(range(256)) * (size // 256))
@@ -137,7 +149,7 @@ def test_what_one_worker_pushes_another_takes(kind, host, tmp_path):
             source.push(OUT, ticket, (sent.native.read(ticket, size // 2),))
         sent.native.clear(0)
         for ticket in range(1, 9):
-            target.take(OUT, ticket, size // 2, got, ticket * 1000)
+            target.take(OUT, ticket, size // 2, got, ticket * 1000, SPANS)
             part = (bytes(range(256)) * (size // 256))[ticket : ticket + size // 2]
             expected[ticket * 1000 : ticket * 1000 + size // 2] = part
         assert content(got) == bytes(expected)
@@ -146,12 +158,12 @@ def test_what_one_worker_pushes_another_takes(kind, host, tmp_path):
 
 def test_a_push_of_nothing(ways, pipe):
     send_all(pipe[1], data(1, b""))
-    ways.take(IN, 1, 0, Buffer(1, 0, 0, None), 0)
+    ways.take(IN, 1, 0, Buffer(1, 0, 0, None), 0, SPANS)
 
 
 def test_a_take_waits_for_the_whole_push(ways, pipe):
     target = buffer()
-    side = Side(lambda: ways.take(IN, 1, 8, target, 0))
+    side = Side(lambda: ways.take(IN, 1, 8, target, 0, SPANS))
     for byte in data(1, b"one by 1"):
         assert side.running
         pipe[1].send([bytes([byte])])
@@ -180,13 +192,13 @@ def test_what_is_not_due_breaks_the_way(ways, pipe, name):
     if name.startswith("end"):
         pipe[1].close()
     with pytest.raises(RemoteError, match=text) as caught:
-        ways.take(IN, 1, 4, buffer(), 0)
+        ways.take(IN, 1, 4, buffer(), 0, SPANS)
     assert caught.value.code == Status.PEER_LOST
     assert caught.value.text.startswith("a copy from the worker at memory:")
     # where the next push begins nobody knows
     for ticket in (2, 3):
         with pytest.raises(RemoteError, match=text) as caught:
-            ways.take(IN, ticket, 4, buffer(), 0)
+            ways.take(IN, ticket, 4, buffer(), 0, SPANS)
         assert caught.value.code == Status.PEER_LOST
 
 
@@ -199,13 +211,13 @@ def test_a_failure_to_write_breaks_the_way_too(ways, pipe, monkeypatch):
     monkeypatch.setattr(target.native, "write", no_room)
     for ticket, taker in ((1, target), (2, buffer())):
         with pytest.raises(RemoteError) as caught:
-            ways.take(IN, ticket, 4, taker, 0)
+            ways.take(IN, ticket, 4, taker, 0, SPANS)
         assert caught.value.code == Status.PEER_LOST
 
 
 def test_a_push_on_a_broken_way_is_no_error(pipe):
     ways = Peers()
-    ways.add_out(OUT, pipe[0])
+    ways.add_out(OUT, pipe[0], SPANS)
     pipe[1].close()
     for ticket in (1, 2):
         ways.push(OUT, ticket, (b"nobody will miss this here",))
@@ -217,13 +229,13 @@ def test_a_way_that_there_is_not_is_refused(ways):
             ways.push(route, 1, (b"x",))
         assert caught.value.code == Status.BAD_REQUEST
     with pytest.raises(RemoteError, match=f"no route {OUT} into this worker") as caught:
-        ways.take(OUT, 1, 1, buffer(), 0)
+        ways.take(OUT, 1, 1, buffer(), 0, SPANS)
     assert caught.value.code == Status.BAD_REQUEST
 
 
 def test_a_route_is_opened_once_in_each_direction(ways, pipe):
-    ways.add_out(IN, pipe[0])
-    for add in (ways.add_in, ways.add_out):
+    ways.add_out(IN, pipe[0], SPANS)
+    for add in (ways.add_in, lambda *way: ways.add_out(*way, SPANS)):
         with pytest.raises(RemoteError, match=f"no room for route {IN}") as caught:
             add(IN, pipe[1])
         assert caught.value.code == Status.REFUSED
@@ -234,7 +246,7 @@ def test_there_is_a_bound_on_routes(ways, pipe, monkeypatch):
     ways.add_in(1, pipe[0])
     with pytest.raises(RemoteError, match="no room for route 2"):
         ways.add_in(2, pipe[0])
-    ways.add_out(2, pipe[0])
+    ways.add_out(2, pipe[0], SPANS)
 
 
 # at their device's turn
@@ -285,9 +297,10 @@ def test_a_ping_is_answered_while_a_take_waits(worker, pipe):
 
 def test_a_ping_is_answered_while_a_push_waits_for_room(worker, pipe, monkeypatch):
     monkeypatch.setattr(peers, "_BACKLOG", 1000)
+    monkeypatch.setattr(outlet, "PATIENCE", 3600.0)
     pipe[0].set_capacity(100)
     base = worker.alloc(5000)
-    worker.lane.peers.add_out(OUT, pipe[0])
+    worker.lane.peers.add_out(OUT, pipe[0], SPANS)
     for ticket in (1, 2):
         worker.ext(Ext.PUSH, OUT, 0, ticket, base, 5000)
     fence = worker.ext(Ext.FENCE)
@@ -303,7 +316,7 @@ def test_a_ping_is_answered_while_a_push_waits_for_room(worker, pipe, monkeypatc
 
 def test_a_push_waits_for_the_work_before_it(worker, device, pipe):
     base = worker.alloc(1 << 16)
-    worker.lane.peers.add_out(OUT, pipe[0])
+    worker.lane.peers.add_out(OUT, pipe[0], SPANS)
     hold(worker, device, base)
     worker.ext(Ext.SET, base, tail=b"computed")
     worker.ext(Ext.PUSH, OUT, 0, 3, base, 8)

@@ -15,6 +15,10 @@ from caravan.trace.recorder import Recorder
 from caravan.trace.spans import Kind
 from caravan.transport.base import Buffer, Transport
 
+# Seconds that a sender waits for room. Then it goes on beyond the limit: devices that push to each
+# other may all wait for room that only the others can make, so no wait for room may be for ever.
+PATIENCE = 1.0
+
 Parts = Sequence[Buffer]
 
 
@@ -23,7 +27,7 @@ class Outlet:
 
     Args:
         recorder, kind: what the writer thread does is recorded as such; whoever sends records that.
-        limit: bytes that may wait; None leaves the bound to the caller.
+        limit: bytes that may wait before a sender waits, `PATIENCE` at most; None: it never does.
 
     Attributes:
         broken: nothing can be sent any more.
@@ -50,7 +54,7 @@ class Outlet:
         with self._changed:
             if self._limit is not None:
                 limit = self._limit
-                self._changed.wait_for(lambda: self.broken or self._size <= limit)
+                self._changed.wait_for(lambda: self.broken or self._size <= limit, PATIENCE)
             if self.broken:
                 return
             left = deque(memoryview(part).cast("B") for part in parts if len(part))

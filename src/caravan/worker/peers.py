@@ -18,6 +18,7 @@ from caravan.transport.reader import Reader
 from caravan.wire.codec import ext_frame
 from caravan.wire.commands import EXT, Ext
 from caravan.wire.extension import FRAME, Status
+from caravan.worker import outlet
 from caravan.worker.buffers import Buffer
 from caravan.worker.outlet import Outlet, Parts
 
@@ -34,7 +35,7 @@ class Parcels:
     """Copies within a session that were pushed and have not been taken.
 
     Args:
-        limit: bytes of them beyond which a push waits, as on the way to another worker.
+        limit: bytes of them beyond which a push waits a while, as on the way to another worker.
     """
 
     def __init__(self, limit: int) -> None:
@@ -44,9 +45,9 @@ class Parcels:
         self._size = 0
 
     def put(self, ticket: int, data: bytes) -> None:
-        """Wait for room, and leave it there; raises RemoteError for a ticket that is there."""
+        """Wait a while for room, and leave it there; raises RemoteError for a ticket twice."""
         with self._changed:
-            self._changed.wait_for(lambda: self._size <= self._limit)
+            self._changed.wait_for(lambda: self._size <= self._limit, outlet.PATIENCE)
             if ticket in self._parcels:
                 raise RemoteError(Status.BAD_REQUEST, f"ticket {ticket} is pushed twice")
             self._parcels[ticket] = data
@@ -139,12 +140,12 @@ class Peers:
         if route == WITHIN:
             self._parcels.put(ticket, b"".join(data))
             return
-        outlet = self._out.get(route)
-        if outlet is None:
+        way = self._out.get(route)
+        if way is None:
             raise RemoteError(Status.BAD_REQUEST, f"there is no route {route} out of this worker")
         size = sum(map(len, data))
         head = ext_frame(Ext.DATA, 0, _DATA.size + size) + _DATA.pack(ticket)
-        outlet.send((head, *data))
+        way.send((head, *data))
 
     def take(
         self, route: int, ticket: int, size: int, buffer: Buffer, offset: int, spans: Recorder
