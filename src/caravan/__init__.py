@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from caravan.backend import Cluster, RemoteDevice, Timeline, connect
+    from caravan.backend import Cluster, RemoteDevice, Timeline
     from caravan.errors import CaravanError, WorkerLost
     from caravan.llm import (
         Context,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Model,
         ModelParams,
         SamplingParams,
+        connect,
         generate,
         local_devices,
     )
@@ -47,7 +48,7 @@ _HOME = {
     "Timeline": "caravan.backend",
     "Worker": "caravan.worker.local",
     "WorkerLost": "caravan.errors",
-    "connect": "caravan.backend",
+    "connect": "caravan.llm",
     "generate": "caravan.llm",
     "local_devices": "caravan.llm",
 }

@@ -57,7 +57,7 @@ def test_all_options_of_llama_bench_are_there() -> None:
     flags = {flag for param in command.params for flag in param.opts}
     flags.update(command.context_settings["help_option_names"])
     assert flags >= LLAMA_BENCH_FLAGS
-    ours = {"--local-workers", "--timeout", "--utilization", "--trace"}
+    ours = {"--local-workers", "--no-direct-copies", "--timeout", "--trace", "--utilization"}
     assert flags - LLAMA_BENCH_FLAGS == ours
 
 
@@ -84,6 +84,42 @@ def test_underscores_and_equals(rig: FakeRig, model: str) -> None:
     assert rig.settings is not None
     assert (rig.settings.local_workers, rig.settings.worker_threads) == (2, 3)
     assert rig.log.count("decode 4") == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "devices", "threads"),
+    [
+        (["-dev", "local:CPU:1/RPC0,local:CPU:1/local:CPU:1"], ("local:CPU:1",) * 2, None),
+        (["-dev", "local:CPU/RPC0", "-t", "3"], ("local:CPU",), 3),
+        (["-dev", "local:CPU:1", "-t", "1,2"], ("local:CPU:1",), None),
+        (["-dev", "local:CPU,RPC0", "--local-workers", "1", "-t", "2"], ("local:CPU",), 2),
+        (["-dev", "RPC0"], (), None),
+    ],
+)
+def test_local_devices_are_started_once_for_all_configurations(
+    rig: FakeRig, words: list[str], devices: tuple[str, ...], threads: int | None
+) -> None:
+    assert main(["bench", "--list-devices", *words]) == 0
+    assert rig.settings is not None
+    assert rig.settings.local_devices == devices
+    assert rig.settings.worker_threads == threads
+
+
+def test_local_devices_without_a_number_share_the_cores(
+    rig: FakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("caravan.llm.cores.physical_cores", lambda: 12)
+    words = ["-dev", "local:CPU/local:CPU,local:CPU:1", "--local-workers", "2"]
+    assert main(["bench", "--list-devices", *words]) == 0
+    assert rig.settings is not None
+    assert rig.settings.worker_threads == 3
+
+
+@pytest.mark.parametrize(("words", "direct"), [([], True), (["--no-direct-copies"], False)])
+def test_direct_copies(rig: FakeRig, words: list[str], direct: bool) -> None:
+    assert main(["bench", "--list-devices", "-rpc", "a:1", *words]) == 0
+    assert rig.settings is not None
+    assert rig.settings.direct_copies is direct
 
 
 def test_negative_value_after_an_option(rig: FakeRig, model: str) -> None:
@@ -135,6 +171,9 @@ def test_endpoints_from_the_environment(rig: FakeRig, monkeypatch: pytest.Monkey
         (["-rpc", "a:x"], "port 'x'"),
         (["-rpc", "a:1", "--local-workers", "1"], "exclude each other"),
         (["--local-workers", "2", "-t", "1,2"], "one value"),
+        (["-dev", "local:CPU", "-t", "1,2"], "one value"),
+        (["-dev", "local:CPU:0"], "--device: device 'CPU:0': threads must be a number"),
+        (["-dev", "RPC0/CPU"], "CPU computes what is on no device"),
         (["-dev", "RPC9"], "no device 'RPC9'"),
     ],
 )

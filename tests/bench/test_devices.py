@@ -31,6 +31,24 @@ def test_texts() -> None:
     assert Inventory(local_backends=("BLAS",)).backends == "BLAS"
 
 
+def test_local_devices_are_picked_by_their_number_and_never_by_auto() -> None:
+    one, two = (FakeDevice(f"local:CPU:1{n}", "My CPU", f"unix:/{n}") for n in ("", "#2"))
+    inventory = Inventory((CUDA,), (CUDA,), (RPC0,), started=(one, two))
+    assert inventory.pick(("auto",)) == (RPC0, CUDA)
+    assert inventory.pick(("CUDA0", "local:CPU:1", "RPC0")) == (CUDA, one, RPC0)
+    assert inventory.pick(("local:CPU:1", "RPC0", "local:CPU:1")) == (one, RPC0, two)
+    assert inventory.gpu_info == "Some GPU, a:1, My CPU, My CPU"
+    assert Inventory(started=(one,)).backends == "RPC"
+    assert Inventory(started=(one,)).listing() == (
+        "Available devices:\n  local:CPU:1: My CPU (7 MiB, 3 MiB free)\n"
+    )
+
+
+def test_the_cpu_is_no_device_of_a_list() -> None:
+    with pytest.raises(UsageError, match="local:CPU is a worker on it"):
+        BOTH.pick(("RPC0", "CPU"))
+
+
 def test_listing() -> None:
     assert Inventory().listing() == "Available devices:\n  (none)\n"
     assert Inventory(remote=(RPC0, RPC1)).listing() == (

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from caravan.backend import RemoteDevice
+from caravan.bench.rig import open_rig
+from caravan.bench.session import Settings
 from caravan.errors import DownloadError
 from caravan.models import resolve
 from leaks import running
@@ -64,6 +67,28 @@ def test_over_local_workers(model: str) -> None:
     assert (found[0]["local_workers"], found[0]["worker_threads"]) == (2, 1)
 
 
+def test_local_devices_are_used_again_by_the_next_configuration(model: str) -> None:
+    sets = "local:CPU:1,RPC0/local:CPU:1,local:CPU:1/local:CPU:1"
+    words = ("-dev", sets, "--local-workers", "1", "-t", "1", "--no-direct-copies")
+    found = rows(bench("-m", model, *words, "-p", "16", "-n", "2", "-r", "1", "-o", "jsonl"))
+    assert [row["devices"] for row in found[::2]] == sets.split(",")
+    assert found[0]["backends"] == "RPC"
+    assert str(found[0]["gpu_info"]).startswith("127.0.0.1:")
+    assert (found[0]["local_workers"], found[0]["worker_threads"]) == (1, 1)
+    assert found[0]["direct_copies"] is False
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_copies_between_local_devices(direct: bool, scratch: Path) -> None:
+    settings = Settings(local_devices=("local:CPU:1",) * 2, direct_copies=direct)
+    with open_rig(settings) as rig:
+        one, two = rig.inventory.pick(("local:CPU:1",) * 2)
+        assert isinstance(one, RemoteDevice) and isinstance(two, RemoteDevice)
+        assert one.route_to(two).settle().value == ("direct" if direct else "relay")
+        assert rig.host.direct_copies is direct
+    assert list(scratch.iterdir()) == []
+
+
 def test_list_devices_of_local_workers() -> None:
     done = bench("--local-workers", "1", "--list-devices")
     assert done.returncode == 0, done.stderr
@@ -71,14 +96,16 @@ def test_list_devices_of_local_workers() -> None:
     assert " at 127.0.0.1:" in done.stdout
 
 
-def test_ctrl_c_ends_with_130_and_leaves_no_worker(model: str) -> None:
-    words = ("-p", "64", "-n", "0", "-r", "10000", "-t", "1", "--local-workers", "2")
+def test_ctrl_c_ends_with_130_and_leaves_no_worker(model: str, scratch: Path) -> None:
+    words = ("-p", "64", "-n", "0", "-r", "10000", "-t", "1", "--local-workers", "1")
+    words = (*words, "-dev", "RPC0/local:CPU:1")
     process = subprocess.Popen(
         [*COMMAND, "-m", model, *words, "--progress", "-o", "json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
     )
     assert process.stderr is not None
     try:
@@ -100,6 +127,7 @@ def test_ctrl_c_ends_with_130_and_leaves_no_worker(model: str) -> None:
     assert err.splitlines()[-1] == "caravan: interrupted"
     assert json.loads(out) == []
     assert not any(running(pid) for pid in workers)
+    assert list(scratch.iterdir()) == []
 
 
 def test_failures_are_one_line(model: str, tmp_path: Path) -> None:

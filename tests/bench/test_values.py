@@ -77,7 +77,11 @@ def test_booleans_are_zero_or_one() -> None:
 def test_device_sets() -> None:
     assert values.device_sets("RPC0,RPC0/RPC1") == (("RPC0",), ("RPC0", "RPC1"))
     assert values.device_sets(" auto , none ") == (values.AUTO, values.NO_DEVICE)
-    for text in ("", "RPC0/", "auto/RPC0", "none/RPC0", "RPC0/RPC0"):
+    assert values.device_sets("local:CPU:1/RPC0,RPC0/local:CPU:1/local:CPU:1") == (
+        ("local:CPU:1", "RPC0"),
+        ("RPC0", "local:CPU:1", "local:CPU:1"),
+    )
+    for text in ("", "RPC0,,RPC1", "RPC0/", "auto/RPC0", "none/RPC0", "RPC0/RPC0", "local:CPU:x"):
         with pytest.raises(UsageError):
             values.device_sets(text)
 

@@ -9,6 +9,7 @@ import pytest
 
 from caravan.cli import main as cli_main
 from caravan.cli import run as run_module
+from caravan.errors import ModelError
 from caravan.llm import opening
 from pictures import check, on_track
 
@@ -29,6 +30,11 @@ def nothing_starts(monkeypatch):
         (["--rpc", ""], "no endpoint"),
         (["--rpc", "a:1", "--rpc", " , "], "no endpoint"),
         (["-ts", "1/b"], "--tensor-split"),
+        (["-dev", "local:CPU:0"], "--device: device 'CPU:0': threads must be a number"),
+        (["-dev", "local:"], "--device: "),
+        (["-dev", "RPC0,local:CPU,RPC0"], "--device: 'RPC0' is named twice"),
+        (["-dev", "RPC0//RPC1"], "empty device name"),
+        (["-dev", "none/RPC0"], "none stands alone"),
         (["-ts", "-1/1"], "tensor_split"),
         (["-f", "x"], "-p or -f"),
         (["-fa", "maybe"], "flash-attn"),
@@ -60,6 +66,28 @@ def test_wrong_usage(args, words, smollm2, capsys, nothing_starts):
     assert out == ""
     assert words in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([], (True, [], [])),
+        (["--no-direct-copies"], (False, [], [])),
+        (["-dev", "local:CPU:1,RPC0/local:CPU:1"], (True, ["local:CPU:1"] * 2, [])),
+        (["--rpc", "a:1", "-dev", "local:CPU"], (True, ["local:CPU"], ["a:1"])),
+    ],
+)
+def test_what_is_opened(args, expected, smollm2, monkeypatch):
+    def stop(wanted):
+        raise ModelError(f"{(wanted.direct_copies, wanted.local_devices, [*wanted.endpoints])}")
+
+    monkeypatch.setattr(opening, "open_workers", stop)
+    monkeypatch.setenv("CARAVAN_DEBUG", "1")
+    monkeypatch.delenv("CARAVAN_RPC", raising=False)
+    monkeypatch.delenv("LLAMA_ARG_RPC", raising=False)
+    with pytest.raises(ModelError) as caught:
+        cli_main.main(["run", "-m", str(smollm2), "-p", "x", *args])
+    assert str(caught.value) == str(expected)
 
 
 def test_a_prompt_there_must_be(smollm2, capsys):

@@ -3,8 +3,8 @@
 The only place with C callbacks.
 """
 
-from caravan.backend.cluster import Cluster, connect
+from caravan.backend.cluster import Cluster, connect, open_routes, routes_between
 from caravan.backend.device import RemoteDevice
 from caravan.backend.timeline import Timeline
 
-__all__ = ["Cluster", "RemoteDevice", "Timeline", "connect"]
+__all__ = ["Cluster", "RemoteDevice", "Timeline", "connect", "open_routes", "routes_between"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 import caravan
@@ -27,18 +27,24 @@ class Cluster:
     """Connected workers. Close it after the models that use its devices.
 
     Attributes:
-        devices: `RPC0`, `RPC1`, … through all workers in the order given.
+        devices: `RPC0`, `RPC1`, … through all workers in the order given, but for those that were
+            given a name.
         endpoints: the workers' endpoints.
     """
 
     def __init__(
-        self, sessions: list[Session], devices: list[RemoteDevice], watchdog: Watchdog
+        self,
+        sessions: list[Session],
+        devices: list[RemoteDevice],
+        watchdog: Watchdog,
+        closing: Callable[[], None],
     ) -> None:
         self.devices = devices
         self.endpoints = [str(session.endpoint) for session in sessions]
         self._sessions = sessions
         self._watchdog = watchdog
         self._watch = timeline.watch(devices)
+        self._closing = closing
 
     def __repr__(self) -> str:
         return f"<Cluster of {', '.join(self.endpoints)}: {len(self.devices)} devices>"
@@ -61,13 +67,7 @@ class Cluster:
 
     def routes(self) -> dict[tuple[str, str], Route]:
         """The ways of copies between any two devices, by their names; finds out what they are."""
-        pairs = list(itertools.permutations(self.devices, 2))
-        for one, other in pairs:
-            one.route_to(other).open()
-        found = {(one.name, other.name): one.route_to(other) for one, other in pairs}
-        for route in found.values():
-            route.settle()
-        return found
+        return routes_between(self.devices)
 
     def stats(self) -> dict[str, DeviceStats]:
         """What each device has done so far, by its name, as its worker counted it. Asks and waits.
@@ -88,6 +88,7 @@ class Cluster:
         self._watchdog.close()
         for device in self.devices:
             device.plugin.forget(device)
+        self._closing()
 
 
 class _Opening:
@@ -143,6 +144,8 @@ def connect(
     timeout: float = 30.0,
     extension: bool = True,
     direct_copies: bool = True,
+    names: Mapping[str, str] | None = None,
+    closing: Callable[[], None] = lambda: None,
 ) -> Cluster:
     """Connect to workers, all at once, and make their devices known to the engine.
 
@@ -152,6 +155,8 @@ def connect(
             may take in all.
         extension: False speaks llama.cpp's plain RPC protocol even with a Caravan worker.
         direct_copies: whether workers that reach each other may copy without passing the head.
+        names: by endpoint, what the device of a worker is called instead of RPCn.
+        closing: called at the end of the cluster's `close`; more than once does no harm.
 
     Raises:
         UsageError: an endpoint is none or comes twice, or there is none.
@@ -194,20 +199,43 @@ def connect(
             opening.give_up()
         watchdog.close()
         raise
-    devices = _devices(plugin, sessions)
+    devices = _devices(plugin, sessions, names or {})
+    open_routes(devices)
+    return Cluster(sessions, devices, watchdog, closing)
+
+
+def open_routes(devices: Sequence[object]) -> None:
+    """Have the ways opened from each device to the next, those of other kinds left out.
+
+    Most copies of a pipeline go there; others find their way at the first one.
+    """
     for one, other in itertools.pairwise(devices):
-        # most copies go to the next device; others find their way at the first one
+        if isinstance(one, RemoteDevice) and isinstance(other, RemoteDevice):
+            one.route_to(other).open()
+
+
+def routes_between(devices: Sequence[RemoteDevice]) -> dict[tuple[str, str], Route]:
+    """The ways between any two devices, by their names; finds out what they are."""
+    pairs = list(itertools.permutations(devices, 2))
+    for one, other in pairs:
         one.route_to(other).open()
-    return Cluster(sessions, devices, watchdog)
+    found = {(one.name, other.name): one.route_to(other) for one, other in pairs}
+    for route in found.values():
+        route.settle()
+    return found
 
 
-def _devices(plugin: plugins.Plugin, sessions: list[Session]) -> list[RemoteDevice]:
-    """The engine's devices for the sessions' links, numbered through all of them."""
+def _devices(
+    plugin: plugins.Plugin, sessions: list[Session], names: Mapping[str, str]
+) -> list[RemoteDevice]:
+    """The engine's devices for the sessions' links, numbered through all that have no name."""
     devices: list[RemoteDevice] = []
+    numbers = itertools.count()
     for session in sessions:
+        endpoint = str(session.endpoint)
         for link in session.links:
-            name = f"RPC{len(devices)}"
-            devices.append(RemoteDevice(plugin, link, name, str(session.endpoint)))
+            name = names.get(endpoint) or f"RPC{next(numbers)}"
+            devices.append(RemoteDevice(plugin, link, name, endpoint, session.engine))
         for link in session.links:
             # devices that share a connection are lost together
             shared = [device.name for device in devices if device.link.stream is link.stream]

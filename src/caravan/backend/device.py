@@ -37,6 +37,7 @@ class RemoteDevice:
         name: on this head, such as `RPC0`.
         description: what the worker says of it.
         endpoint: `HOST:PORT` of the worker.
+        engine: version of the worker's ggml; empty for a llama.cpp server, which does not say.
         handle: address of the ggml_backend_device, for the engine.
         link: the verbs.
         handles: buffer handles by the address of the buffer's struct.
@@ -45,11 +46,14 @@ class RemoteDevice:
         loaders: threads that are loading a model without weights.
     """
 
-    def __init__(self, plugin: Plugin, link: DeviceLink, name: str, endpoint: str) -> None:
+    def __init__(
+        self, plugin: Plugin, link: DeviceLink, name: str, endpoint: str, engine: str = ""
+    ) -> None:
         self.plugin = plugin
         self.link = link
         self.name = name
         self.endpoint = endpoint
+        self.engine = engine
         self.description = link.info.description
         self.simulated = link.info.name == SIMULATED
         self.loaders: set[int] = set()

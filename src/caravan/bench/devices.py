@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from caravan.bench.values import AUTO, NO_DEVICE
-from caravan.errors import UsageError
-from caravan.llm.devices import EngineDevice
+from caravan.llm.devices import EngineDevice, pick
 
 _MIB = 1 << 20
 
@@ -35,6 +34,8 @@ class Inventory:
         remote: RPC0, RPC1, … in the order of the endpoints.
         local_backends: names of the engine's backends other than CPU and RPC.
         cpu_info: names of this machine's CPUs.
+        started: devices of this machine behind workers that were started for this run because a
+            case names them, as in `local:CPU:1`.
     """
 
     local: tuple[EngineDevice, ...] = ()
@@ -42,22 +43,27 @@ class Inventory:
     remote: tuple[WorkerDevice, ...] = ()
     local_backends: tuple[str, ...] = ()
     cpu_info: str = ""
+    started: tuple[WorkerDevice, ...] = ()
 
     @property
     def all(self) -> tuple[EngineDevice, ...]:
         """Every device, in the order of the engine's registry: workers were added last."""
-        return self.local + self.remote
+        return self.local + self.remote + self.started
 
     @property
     def backends(self) -> str:
         """The text of the field `backends`."""
-        return ",".join((*self.local_backends, *(("RPC",) if self.remote else ()))) or "CPU"
+        return (
+            ",".join((*self.local_backends, *(("RPC",) if self.remote + self.started else ())))
+            or "CPU"
+        )
 
     @property
     def gpu_info(self) -> str:
         """The text of the field `gpu_info`: what llama-bench knows of a worker is its endpoint."""
         texts = [device.description for device in self.local]
-        return ", ".join(texts + [device.endpoint for device in self.remote])
+        texts += [device.endpoint for device in self.remote]
+        return ", ".join(texts + [device.description for device in self.started])
 
     def pick(self, names: Sequence[str]) -> tuple[EngineDevice, ...]:
         """The devices of a case. Raises UsageError for an unknown one, with those there are."""
@@ -66,17 +72,13 @@ class Inventory:
             return self.remote + self.default_local
         if tuple(names) == NO_DEVICE:
             return ()
-        known = {device.name: device for device in self.all}
-        for name in names:
-            if name not in known:
-                there_are = ", ".join(known) or "none (use --rpc or --local-workers)"
-                raise UsageError(f"--device: no device {name!r}; there are: {there_are}")
-        return tuple(known[name] for name in names)
+        return tuple(pick(names, self.all))
 
     def listing(self) -> str:
         """The text of --list-devices."""
         rows = [(device, device.description) for device in self.local]
         rows += [(device, f"{device.description} at {device.endpoint}") for device in self.remote]
+        rows += [(device, device.description) for device in self.started]
         lines = ["Available devices:"]
         for device, text in rows:
             free, total = (size // _MIB for size in device.memory())

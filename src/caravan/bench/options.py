@@ -206,7 +206,8 @@ OPTIONS = (
         read.device_sets,
         (read.AUTO,),
         shown="auto",
-        help="',' starts another configuration",
+        help="',' starts another configuration; local:CPU:1 is a worker with one thread on this"
+        " machine, started for the run",
     ),
     TestOption(
         "load_mode",

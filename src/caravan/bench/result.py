@@ -23,8 +23,9 @@ class Host:
         cpu_info: names of this machine's CPUs and accelerators, joined by `, `.
         gpu_info: descriptions of the GPU-type devices; for a worker's device its endpoint.
         local_workers: how many workers this run started itself.
-        worker_threads: threads of each of them; None without any, as those of workers that were
-            started by hand are not known.
+        worker_threads: threads of each worker that this run started and whose name does not say;
+            None without any, as those of workers that were started by hand are not known.
+        direct_copies: whether workers may copy to each other without passing the head.
     """
 
     caravan_version: str
@@ -36,6 +37,7 @@ class Host:
     gpu_info: str = ""
     local_workers: int = 0
     worker_threads: int | None = None
+    direct_copies: bool = True
 
     @property
     def build(self) -> str:
@@ -210,6 +212,7 @@ OWN_FIELDS = (
     _own("engine_commit", Kind.TEXT),
     _own("local_workers", Kind.INTEGER),
     _own("worker_threads", Kind.INTEGER),
+    _own("direct_copies", Kind.BOOLEAN),
 )
 
 FIELDS = LLAMA_BENCH_FIELDS + OWN_FIELDS

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import caravan
 from caravan import engine
-from caravan.backend import RemoteDevice
+from caravan.backend import RemoteDevice, open_routes
 from caravan.bench.devices import Inventory, WorkerDevice
 from caravan.bench.loader import LlmModel
 from caravan.bench.plan import Case
@@ -21,8 +21,9 @@ from caravan.bench.session import Settings
 from caravan.engine.layouts import DEVICE_TYPE_ACCEL, DEVICE_TYPE_CPU, DEVICE_TYPE_IGPU
 from caravan.engine.library import Engine
 from caravan.llm import local_devices
-from caravan.llm.opening import open_workers
+from caravan.llm.opening import Workers, open_workers
 from caravan.stream.telemetry import DeviceStats
+from caravan.worker.names import is_local
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,9 @@ class EngineRig:
     host: Host
 
     def load(self, case: Case) -> LlmModel:
-        return LlmModel(case, self.inventory.pick(case.devices))
+        devices = self.inventory.pick(case.devices)
+        open_routes(devices)
+        return LlmModel(case, devices)
 
     def totals(self, case: Case) -> dict[str, DeviceStats | None]:
         found: dict[str, DeviceStats | None] = {}
@@ -47,12 +50,15 @@ class EngineRig:
 def open_rig(settings: Settings) -> Iterator[EngineRig]:
     """Everything that the run needs, until the context is left. Raises CaravanError."""
     engine.set_verbose(settings.verbose)
-    with open_workers(
+    wanted = Workers(
         settings.endpoints,
         local_workers=settings.local_workers,
-        worker_threads=settings.worker_threads or 0,
+        local_devices=settings.local_devices,
+        threads=settings.worker_threads or 0,
         timeout=settings.timeout,
-    ) as remote:
+        direct_copies=settings.direct_copies,
+    )
+    with open_workers(wanted) as remote:
         loaded = engine.load()
         inventory = inventory_of(loaded, tuple(remote))
         yield EngineRig(inventory, host_of(loaded, inventory, settings))
@@ -74,7 +80,8 @@ def inventory_of(loaded: Engine, remote: tuple[WorkerDevice, ...]) -> Inventory:
     return Inventory(
         local=local,
         default_local=discrete or local,
-        remote=remote,
+        remote=tuple(device for device in remote if not is_local(device.name)),
+        started=tuple(device for device in remote if is_local(device.name)),
         local_backends=tuple(backends),
         cpu_info=", ".join(cpus),
     )
@@ -92,4 +99,5 @@ def host_of(loaded: Engine, inventory: Inventory, settings: Settings) -> Host:
         gpu_info=inventory.gpu_info,
         local_workers=settings.local_workers,
         worker_threads=settings.worker_threads,
+        direct_copies=settings.direct_copies,
     )

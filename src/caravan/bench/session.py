@@ -31,7 +31,9 @@ class Settings:
     Attributes:
         endpoints: the workers to use; with `local_workers` there are none.
         local_workers: how many workers to start on this machine.
-        worker_threads: threads of each of them; None without any.
+        local_devices: devices of this machine that need a worker, such as `local:CPU:1`.
+        worker_threads: threads of each started worker that names none; None without any.
+        direct_copies: whether workers may copy to each other without passing the head.
         timeout: bound in seconds on every wait for a worker.
         priority: -1 to 3, as in llama-bench.
         math_cores: the default number of threads.
@@ -45,7 +47,9 @@ class Settings:
     verbose: bool = False
     endpoints: tuple[str, ...] = ()
     local_workers: int = 0
+    local_devices: tuple[str, ...] = ()
     worker_threads: int | None = None
+    direct_copies: bool = True
     timeout: float = 30.0
     priority: int = 0
     math_cores: int = 1
@@ -53,15 +57,15 @@ class Settings:
 
 
 def threads_of_workers(workers: int, threads: Sequence[int], cores: int) -> int | None:
-    """The threads of each local worker: those asked for, or its share of the cores.
+    """The threads of each started worker that names none: those asked for, or a share of the cores.
 
-    None without local workers. Raises UsageError for several values, since the workers are started
+    None without such workers. Raises UsageError for several values, since the workers are started
     once.
     """
     if not workers:
         return None
     if len(threads) > 1:
-        raise UsageError("--local-workers takes one value of --threads")
+        raise UsageError("--local-workers and local:CPU take one value of --threads")
     return threads[0] if threads else share_of_cores(cores, workers)
 
 

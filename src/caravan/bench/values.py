@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from caravan.errors import UsageError
+from caravan.worker import names as device_names
 
 T = TypeVar("T")
 Reader = Callable[[str], tuple[T, ...]]
@@ -110,17 +111,18 @@ def masks(text: str) -> tuple[str, ...]:
 
 def device_sets(text: str) -> tuple[tuple[str, ...], ...]:
     """`,` starts another configuration, `/` joins the devices of one."""
-    return tuple(_device_set(part) for part in texts(text))
+    return tuple(_device_set(part) for part in device_names.split(text.removesuffix(","), ","))
 
 
 def _device_set(part: str) -> tuple[str, ...]:
-    devices = tuple(name.strip() for name in part.split("/"))
+    if not part:
+        raise UsageError("it holds an empty value")
+    devices = tuple(device_names.split(part, "/"))
     if not all(devices):
         raise UsageError(f"{part!r} holds an empty device name")
     if len(devices) > 1 and {"auto", "none"} & set(devices):
         raise UsageError(f"{part!r}: auto and none stand alone")
-    if len(set(devices)) < len(devices):
-        raise UsageError(f"{part!r} names a device twice")
+    device_names.check(devices)
     return devices
 
 

@@ -164,6 +164,11 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
     " that -t says (default without -t: the cores divided by n)",
 )
 @click.option(
+    "--no-direct-copies",
+    is_flag=True,
+    help="let all copies between workers pass this process",
+)
+@click.option(
     "--timeout",
     type=Seconds(),
     default=30.0,
@@ -209,7 +214,8 @@ def command(**given: Any) -> None:
     cores = physical_cores()
     texts = {field: given.pop(field) for field in _TEST_FIELDS}
     grid = read_grid(texts, cores)
-    settings = _settings(given, cores, grid["n_threads"] if texts["n_threads"] else ())
+    threads = grid["n_threads"] if texts["n_threads"] else ()
+    settings = _settings(given, cores, threads, grid["devices"])
     _print_any_text(sys.stdout)
     if given["list_devices"]:
         list_devices(settings, open_rig, out=sys.stdout)
@@ -219,11 +225,16 @@ def command(**given: Any) -> None:
         bench(grid, settings, open_rig, find, out=sys.stdout, err=sys.stderr)
 
 
-def _settings(given: dict[str, Any], cores: int, threads: Sequence[int]) -> Settings:
+def _settings(
+    given: dict[str, Any], cores: int, threads: Sequence[int], lists: Sequence[Sequence[str]]
+) -> Settings:
     from caravan.bench.run import RunSettings
     from caravan.bench.session import Settings, threads_of_workers
+    from caravan.llm.connecting import untold
+    from caravan.worker.names import needed
 
     local = given["local_workers"] or 0
+    local_devices = tuple(needed(lists))
     return Settings(
         run=RunSettings(given["repetitions"], not given["no_warmup"], given["delay"]),
         output=given["output"],
@@ -232,8 +243,10 @@ def _settings(given: dict[str, Any], cores: int, threads: Sequence[int]) -> Sett
         verbose=given["verbose"],
         endpoints=endpoints(given["rpc"], local),
         local_workers=local,
-        worker_threads=threads_of_workers(local, threads, cores),
+        local_devices=local_devices,
+        worker_threads=threads_of_workers(local + untold(local_devices), threads, cores),
         timeout=given["timeout"],
+        direct_copies=not given["no_direct_copies"],
         priority=int(given["prio"]),
         math_cores=cores,
         utilization=given["utilization"],

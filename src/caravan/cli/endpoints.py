@@ -1,6 +1,6 @@
-"""Which workers a command is to use: those of `--rpc`, else those of the environment.
+"""Which workers and devices a command is to use: `--rpc`, else the environment; `--device`.
 
-Called by `run` and `bench`, which have the same options for it. Connects to nothing.
+Called by `run`, `devices` and `bench`, which have the same options for it. Connects to nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from caravan.errors import UsageError
 from caravan.transport.endpoint import parse_list
+from caravan.worker import names
 
 _VARIABLES = ("CARAVAN_RPC", "LLAMA_ARG_RPC")
 
@@ -26,3 +27,19 @@ def endpoints(rpc: Sequence[str], local_workers: int) -> tuple[str, ...]:
         set_ones = filter(str.strip, (os.environ.get(name, "") for name in _VARIABLES))
         rpc = list(set_ones)[:1]
     return tuple(str(endpoint) for text in rpc for endpoint in parse_list(text))
+
+
+def device_list(text: str) -> list[str]:
+    """The devices of `--device`, joined by `,` or `/`; raises UsageError."""
+    if not text.strip():
+        return []
+    found = names.split(text, ",/")
+    if not all(found):
+        raise UsageError(f"--device {text!r} holds an empty device name")
+    if len(found) > 1 and "none" in found:
+        raise UsageError(f"--device {text!r}: none stands alone")
+    try:
+        names.check(found)
+    except UsageError as exc:
+        raise UsageError(f"--device: {exc}") from None
+    return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caravan.cli.download import model_path
-from caravan.cli.endpoints import endpoints
+from caravan.cli.endpoints import device_list, endpoints
 from caravan.cli.main import dashed
 from caravan.cli.seconds import Seconds
 from caravan.cli.trace import traced
@@ -76,7 +76,13 @@ _MIB = 1 << 20
     help="Layers on devices; -1: all.",
 )
 @click.option("-ts", "--tensor-split", default="", metavar="A/B/…", help="Shares of the devices.")
-@click.option("-dev", "--device", default="", metavar="D0/D1/…", help="Devices, in order.")
+@click.option(
+    "-dev",
+    "--device",
+    default="",
+    metavar="D0,D1,…",
+    help="Devices, in order; local:CPU:1 is a worker with one thread, started here.",
+)
 @click.option(
     "-fa",
     "--flash-attn",
@@ -159,6 +165,9 @@ _MIB = 1 << 20
     help="Start N workers on this machine, with -t threads each.",
 )
 @click.option(
+    "--no-direct-copies", is_flag=True, help="Let all copies between workers pass this process."
+)
+@click.option(
     "--timeout",
     type=Seconds(),
     default=30.0,
@@ -177,31 +186,37 @@ def command(**options: Any) -> None:
     prompt = _prompt(options["prompt"], options["file"])
     # all that can be refused is refused before anything is fetched or started
     workers = endpoints(options["rpc"], options["local_workers"])
+    names = device_list(options["device"])
     params = _params(options)
     with traced(options["trace"]):
-        report = _run(options, prompt, workers, params)
+        report = _run(options, prompt, workers, names, params)
     # stdout gets the text and nothing else; where both go to one screen, a new line begins
     click.echo(err=not sys.stdout.isatty())
     click.echo(_told(report), err=True)
 
 
 def _run(
-    options: dict[str, Any], prompt: str, workers: Sequence[str], params: dict[str, Any]
+    options: dict[str, Any],
+    prompt: str,
+    workers: Sequence[str],
+    names: Sequence[str],
+    params: dict[str, Any],
 ) -> Report:
     path = model_path(options["model"])
 
     from caravan import engine
     from caravan.llm.complete import complete
-    from caravan.llm.opening import open_devices
+    from caravan.llm.opening import Workers, open_devices
 
     engine.set_verbose(options["verbose"])
-    with open_devices(
+    wanted = Workers(
         workers,
         local_workers=options["local_workers"],
-        worker_threads=options["threads"],
-        names=_split(options["device"], "/"),
+        threads=options["threads"],
         timeout=options["timeout"],
-    ) as devices:
+        direct_copies=not options["no_direct_copies"],
+    )
+    with open_devices(wanted, names) as devices:
         return complete(
             str(path),
             prompt,

@@ -4,6 +4,7 @@ Called by the commands, the bench and users. Takes devices that it does not know
 workers' come from `caravan.backend`.
 """
 
+from caravan.llm.connecting import connect
 from caravan.llm.context import Context
 from caravan.llm.cores import physical_cores
 from caravan.llm.devices import EngineDevice, LocalDevice, local_devices
@@ -22,6 +23,7 @@ __all__ = [
     "ModelParams",
     "Sampler",
     "SamplingParams",
+    "connect",
     "generate",
     "local_devices",
     "physical_cores",

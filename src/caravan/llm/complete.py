@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 
 from caravan.errors import UsageError
 from caravan.llm.context import Context
-from caravan.llm.devices import EngineDevice, cpu_description
+from caravan.llm.devices import EngineDevice, cpu
 from caravan.llm.generation import GenerationStats, generate
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.placement import CPU
 from caravan.llm.sampling import SamplingParams
+from caravan.worker.names import is_local
 
 _CTX_STEP = 256
 
@@ -25,7 +26,7 @@ class DeviceReport:
     """What one device holds.
 
     Attributes:
-        name, where: such as `RPC0` and `127.0.0.1:50052`.
+        name, where: such as `RPC0` and `127.0.0.1:50052`; for a device of this machine, what it is.
         layers: layer numbers that it computes, the output counted as the one after the last.
         memory: bytes by use: weights, kv, compute; what is known of them.
     """
@@ -99,9 +100,10 @@ def _reports(model: Model) -> list[DeviceReport]:
     if CPU in layers:
         # with devices, the engine does not say which weights are here
         memory = {} if model.devices else {"weights": model.size}
-        reports.append(DeviceReport(CPU, cpu_description(), layers[CPU], memory))
+        reports.append(DeviceReport(CPU, cpu().description, layers[CPU], memory))
     for device in model.devices:
         allocated = getattr(device, "allocated", dict)
-        where = getattr(device, "endpoint", "") or device.description
+        endpoint = "" if is_local(device.name) else getattr(device, "endpoint", "")
+        where = endpoint or device.description
         reports.append(DeviceReport(device.name, where, layers.get(device.name, []), allocated()))
     return reports

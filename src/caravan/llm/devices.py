@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from caravan import engine
 from caravan.engine.layouts import DEVICE_TYPE_ACCEL, DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU
 from caravan.errors import CaravanError, UsageError
+from caravan.worker.names import numbered
 
 _MAX_BACKENDS = 16  # GGML_SCHED_MAX_BACKENDS
 _WORKERS = "RPC"  # the registry of the workers' devices, which are GPUs to the engine
@@ -87,11 +88,33 @@ def local_devices() -> list[LocalDevice]:
     return found
 
 
-def cpu_description() -> str:
-    """What the engine calls this machine's CPU."""
+def cpu() -> LocalDevice:
+    """The engine's own CPU, which holds what is on no other device."""
     ggml = engine.load().ggml
-    text: bytes = ggml.dev_description(ggml.dev_by_name(b"CPU"))
-    return text.decode("utf-8", "replace")
+    handle = ggml.dev_by_name(b"CPU")
+    about: bytes = ggml.dev_description(handle)
+    return LocalDevice(handle, "CPU", about.decode("utf-8", "replace"))
+
+
+_Device = TypeVar("_Device", bound=EngineDevice)
+
+
+def pick(names: Sequence[str], devices: Sequence[_Device]) -> list[_Device]:
+    """The devices of these names, in this order; `local:CPU:1` may stand there several times.
+
+    Raises UsageError for a name that none of `devices` has.
+    """
+    known = {device.name: device for device in devices}
+    for name in numbered(names):
+        if name == "CPU":
+            raise UsageError(
+                "CPU computes what is on no device and stands in no list of them: local:CPU is a"
+                " worker on it, and none alone leaves everything to it"
+            )
+        if name not in known:
+            there_are = ", ".join(known) or "none (use --rpc or --local-workers)"
+            raise UsageError(f"no device {name!r}; there are: {there_are}")
+    return [known[name] for name in numbered(names)]
 
 
 def check_count(devices: Sequence[EngineDevice]) -> None:

@@ -1,73 +1,90 @@
 """Workers and devices of a command that may be given workers, or may start its own.
 
-`run` opens devices by name; the bench takes the workers' and picks for each test.
+`run` and `devices` open them by name; the bench takes all and picks for each test.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
-from caravan.backend import RemoteDevice, connect
+from caravan.backend import RemoteDevice, open_routes
 from caravan.errors import UsageError
-from caravan.llm.cores import physical_cores, share_of_cores
-from caravan.llm.devices import EngineDevice, local_devices
+from caravan.llm.connecting import connect, share
+from caravan.llm.devices import EngineDevice, local_devices, pick
+from caravan.worker import names as device_names
 from caravan.worker.local import LocalWorkers
 
 
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The workers that a command wants.
+
+    Attributes:
+        endpoints: those to connect to.
+        local_workers: how many to start on this machine, instead of connecting to some.
+        local_devices: devices of this machine to start a worker for, such as `local:CPU:1`.
+        threads: of each started worker that names none; 0: an equal share of the cores.
+        timeout: seconds that a worker may be silent.
+        direct_copies: whether workers may copy to each other without passing the head.
+    """
+
+    endpoints: Sequence[str] = ()
+    local_workers: int = 0
+    local_devices: Sequence[str] = ()
+    threads: int = 0
+    timeout: float = 30.0
+    direct_copies: bool = True
+
+
 @contextmanager
-def open_workers(
-    endpoints: Sequence[str], *, local_workers: int, worker_threads: int, timeout: float
-) -> Iterator[Sequence[RemoteDevice]]:
-    """The workers' devices, until the context is left; for the arguments see `open_devices`."""
+def open_workers(wanted: Workers) -> Iterator[Sequence[RemoteDevice]]:
+    """The workers' devices, those of this machine last, until the context is left.
+
+    Raises what `connect` and `LocalWorkers` raise.
+    """
+    if wanted.local_workers and wanted.endpoints:
+        raise UsageError("local workers and endpoints do not go together")
+    threads = wanted.threads or share(wanted.local_devices, wanted.local_workers)
+    endpoints = list(wanted.endpoints)
     with ExitStack() as stack:
-        if local_workers:
-            if endpoints:
-                raise UsageError("local workers and endpoints do not go together")
-            threads = worker_threads or share_of_cores(physical_cores(), local_workers)
-            workers = LocalWorkers(local_workers, threads=threads)
-            endpoints = stack.enter_context(workers).endpoints
+        if wanted.local_workers:
+            workers = LocalWorkers(wanted.local_workers, threads=threads)
+            endpoints += stack.enter_context(workers).endpoints
+        endpoints += wanted.local_devices
         if not endpoints:
             yield ()
-        else:
-            yield stack.enter_context(connect(endpoints, timeout=timeout)).devices
+            return
+        cluster = connect(
+            endpoints,
+            timeout=wanted.timeout,
+            direct_copies=wanted.direct_copies,
+            threads=threads,
+        )
+        yield stack.enter_context(cluster).devices
 
 
 @contextmanager
-def open_devices(
-    endpoints: Sequence[str] = (),
-    *,
-    local_workers: int = 0,
-    worker_threads: int = 0,
-    names: Sequence[str] = (),
-    timeout: float = 30.0,
-) -> Iterator[list[EngineDevice]]:
+def open_devices(wanted: Workers, names: Sequence[str] = ()) -> Iterator[list[EngineDevice]]:
     """The devices to put a model on, until the context is left.
 
     Args:
-        endpoints: workers to connect to.
-        local_workers: how many to start on this machine, with `worker_threads` each (0: an equal
-            share of the cores); they end with the context.
+        wanted: the workers; those of local devices follow from `names`.
         names: which of the devices, in this order; `none` alone: the CPU. Empty: those of the
             workers, then the engine's own.
-        timeout: seconds that a worker may be silent.
 
-    Raises UsageError for a device that does not exist, and what `connect` and `LocalWorkers` raise.
+    Raises UsageError for a device that does not exist, and what `open_workers` raises.
     """
-    with open_workers(
-        endpoints, local_workers=local_workers, worker_threads=worker_threads, timeout=timeout
-    ) as remote:
+    with open_workers(replace(wanted, local_devices=device_names.needed([names]))) as remote:
         yield _picked(remote, names)
 
 
 def _picked(remote: Sequence[EngineDevice], names: Sequence[str]) -> list[EngineDevice]:
     devices = [*remote, *local_devices()]
-    if not names:
-        return devices
     if list(names) == ["none"]:
         return []
-    known = {device.name: device for device in devices}
-    for name in names:
-        if name not in known:
-            raise UsageError(f"no device {name!r}; there are: {', '.join(known) or 'none'}")
-    return [known[name] for name in names]
+    if names:
+        devices = pick(names, devices)
+        open_routes(devices)
+    return devices

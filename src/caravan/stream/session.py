@@ -61,12 +61,19 @@ class _Wire:
 
 
 class Session:
-    """Links to the devices of one worker. Made by `open_session`."""
+    """Links to the devices of one worker. Made by `open_session`.
 
-    def __init__(self, endpoint: Endpoint, links: list[DeviceLink], version: Version) -> None:
+    Attributes:
+        engine: version of the worker's ggml, where it says.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, links: list[DeviceLink], version: Version, engine: str = ""
+    ) -> None:
         self.endpoint = endpoint
         self.links = links
         self.version = version
+        self.engine = engine
 
     def __repr__(self) -> str:
         return f"<Session at {self.endpoint}, protocol {self.version}, {len(self.links)} devices>"
@@ -106,15 +113,18 @@ def open_session(
     answers is no worker that goes together with this head.
     """
     wire = _hello(endpoint, timeout, use_extension)
+    engine = ""
     try:
         if wire.extension:
-            links = _open_devices(endpoint, wire, identity, name, watchdog, timeout, direct)
+            reply = _join(endpoint, wire, identity, "", 0, timeout)
+            engine = reply.engine
+            links = _open_devices(endpoint, wire, identity, reply, name, watchdog, timeout, direct)
         else:
             links = _open_base(endpoint, wire, name, watchdog, timeout)
     except BaseException:
         wire.transport.close()
         raise
-    return Session(endpoint, links, wire.version)
+    return Session(endpoint, links, wire.version, engine)
 
 
 def _hello(endpoint: Endpoint, timeout: float, use_extension: bool) -> _Wire:
@@ -176,13 +186,13 @@ def _open_devices(
     endpoint: Endpoint,
     first: _Wire,
     identity: Identity,
+    reply: SessionReply,
     name: Callable[[int], str],
     watchdog: Watchdog,
     timeout: float,
     direct: bool,
 ) -> list[DeviceLink]:
     """The session's devices, each on a connection of its own; the first one is open already."""
-    reply = _join(endpoint, first, identity, "", 0, timeout)
     _check_ops(endpoint, identity, reply)
     if not 0 < len(reply.devices) <= _MAX_DEVICES:
         raise RemoteProtocolError(f"{endpoint} offers {len(reply.devices)} devices")

@@ -1,0 +1,72 @@
+"""`connect`: workers, and devices of this machine, as devices of this process's engine.
+
+The workers behind local devices are started here and end with the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from caravan.backend import Cluster
+from caravan.backend import connect as connect_workers
+from caravan.llm.cores import physical_cores, share_of_cores
+from caravan.worker import names
+from caravan.worker.local import LocalDevices
+
+
+def connect(
+    endpoints: Sequence[str],
+    *,
+    timeout: float = 30.0,
+    extension: bool = True,
+    direct_copies: bool = True,
+    threads: int = 0,
+) -> Cluster:
+    """Connect to workers, all at once, and make their devices known to the engine.
+
+    Args:
+        endpoints: `HOST:PORT` each (IPv6 in brackets; the port defaults to 50052), `unix:PATH`, or
+            `local:DEVICE[:THREADS]`, a device of this machine behind a worker that is started here.
+        timeout: seconds that a worker may be silent while it owes an answer, and that connecting
+            may take in all.
+        extension: False speaks llama.cpp's plain RPC protocol even with a Caravan worker.
+        direct_copies: whether workers that reach each other may copy without passing the head.
+        threads: of each `local:CPU` that names none; 0: an equal share of the cores.
+
+    Raises:
+        UsageError: an endpoint is none or comes twice, or there is none.
+        WorkerStartError: a local device does not exist.
+        ConnectError: a worker cannot be reached or refuses.
+        ProtocolError: what answers does not go together with this head.
+    """
+    local = [text for text in endpoints if names.is_local(text)]
+    names.check(local)
+    if not local:
+        return connect_workers(
+            endpoints, timeout=timeout, extension=extension, direct_copies=direct_copies
+        )
+    with ExitStack() as stack:
+        specs = [names.spec(name) for name in local]
+        workers = stack.enter_context(LocalDevices(specs, threads or share(local)))
+        started = iter(workers.endpoints)
+        cluster = connect_workers(
+            [next(started) if names.is_local(text) else text for text in endpoints],
+            timeout=timeout,
+            extension=extension,
+            direct_copies=direct_copies,
+            names=dict(zip(workers.endpoints, names.numbered(local), strict=True)),
+            closing=workers.close,
+        )
+        stack.pop_all()
+        return cluster
+
+
+def share(local: Sequence[str], others: int = 0) -> int:
+    """Threads for each of the local devices that name none, and of `others` workers here."""
+    return share_of_cores(physical_cores(), max(1, untold(local) + others))
+
+
+def untold(local: Sequence[str]) -> int:
+    """How many of the local devices must be told how many threads to compute with."""
+    return sum(not names.names_threads(name) for name in local)
