@@ -118,6 +118,12 @@ def test_calls_of_the_engine_hold_its_callbacks(recorded: Event) -> None:
         assert inside.count("backend.graph_compute") in (2, 2 * N_TOKENS // N_UBATCH)
 
 
+def test_lookups_are_left_out(recorded: Event) -> None:
+    names = {span["name"] for span in on_track(recorded, "callbacks (MainThread)")}
+    assert {"backend.graph_compute", "backend.cpy_tensor_async", "buffer.set_tensor"} <= names
+    assert not names & {"device.supports_buft", "buffer_type.get_name", "backend.get_name"}
+
+
 def test_without_a_timeline_nothing_is_asked_or_kept(
     endpoints: list[str], smollm2: Path, tmp_path: Path, monkeypatch
 ) -> None:

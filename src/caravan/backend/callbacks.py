@@ -20,6 +20,22 @@ if TYPE_CHECKING:
     from caravan.backend.device import RemoteDevice
 
 _KEEP: list[Any] = []
+# Callbacks that only look something up: a timeline would have thousands of them, of a microsecond
+# each, and recording them would take longer than they do.
+_LOOKUPS = frozenset(
+    (
+        "get_alignment",
+        "get_base",
+        "get_buffer_type",
+        "get_description",
+        "get_max_size",
+        "get_name",
+        "get_type",
+        "is_host",
+        "supports_buft",
+        "supports_op",
+    )
+)
 # which argument of a callback is a number of bytes
 _SIZES = {
     "buffer_type.alloc_buffer": 1,
@@ -57,7 +73,9 @@ def wrap(prototype: Any, function: Callable[..., Any], failure: Any, name: str) 
         return guarded(*args)
 
     observed = counted if Counter.enabled else guarded
-    callback = prototype(_recorded(observed, name) if head.recording else observed)
+    lookup = name.rpartition(".")[2] in _LOOKUPS
+    recorded = head.recording is not None and not lookup
+    callback = prototype(_recorded(observed, name) if recorded else observed)
     _KEEP.append(callback)
     return callback
 
