@@ -102,6 +102,17 @@ def test_one_wrong_field_is_refused(field, index, value, words) -> None:
     refused(Table(rows, 2), words)
 
 
+def test_a_cast_has_itself_as_its_destination() -> None:
+    source = row((8,), BASE)
+    cast = row((8,), BASE + 64, op("CPY"), (1, 0), kind=1)
+    cast["nb"] = (2, 16, 16, 16)
+    check(table(cast, source), MEMORY)
+    cast["src"][:2] = 0, 1
+    refused(table(cast, source), "comes after")
+    cast["op"], cast["src"][:2] = op("ADD"), (1, 0)
+    refused(table(cast, source), "comes after")
+
+
 def test_no_nodes_or_short_tables_are_refused() -> None:
     rows = linear().rows
     for n_nodes, n_tensors, body in (

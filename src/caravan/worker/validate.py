@@ -49,6 +49,7 @@ _REFUSED_NAMES = (
     "OPT_STEP_ADAMW",
     "OPT_STEP_SGD",
 )
+_CPY = OP_NAMES.index("CPY")
 _VIEW_NAMES = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")
 
 _REFUSED = np.isin(OP_NAMES, _REFUSED_NAMES)
@@ -138,6 +139,8 @@ def _check_links(table: Table) -> None:
     _refuse_any(rows, (view < -1) | (view >= count), "the viewed tensor does not exist")
     own = np.arange(n_nodes)
     later = (src[:n_nodes] >= own[:, None]) & (src[:n_nodes] < n_nodes)
+    # a cast is a copy to itself: the engine has the result as its destination too
+    later[:, 1] &= ~((src[:n_nodes, 1] == own) & (rows["op"][:n_nodes] == _CPY))
     _refuse_any(rows, later.any(axis=1), "a source comes after its node")
     view_later = (view[:n_nodes] >= own) & (view[:n_nodes] < n_nodes)
     _refuse_any(rows, view_later, "the viewed tensor comes after its view")
