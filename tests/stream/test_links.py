@@ -11,6 +11,7 @@ import pytest
 from caravan.errors import AllocationError, DeviceError, LocalProtocolError, WorkerLost
 from caravan.stream.base_link import BaseLink
 from caravan.stream.ext_link import ExtLink
+from caravan.stream.link import ExtGraph
 from caravan.stream.ticket import Ticket
 from caravan.wire.commands import SET_ENTRY
 from caravan.wire.extension import MAX_SET_MANY, DeviceInfo, Status
@@ -42,12 +43,14 @@ class Tensor:
 class Graph:
     uid: int
     handles: frozenset[int] = field(default_factory=frozenset)
+    written: list[tuple[int, int]] = field(default_factory=list)
 
     def base_payload(self):
         return 3, [b"node ids", b"", b"records"]
 
     def ext_payload(self):
-        return 3, 5, [b"rows", memoryview(b" and more")], self.handles
+        rows = [b"rows", memoryview(b" and more")]
+        return ExtGraph(3, 5, rows, self.handles, self.written)
 
 
 def u64(*values: int) -> bytes:
@@ -294,6 +297,100 @@ def test_small_writes_do_not_pile_up(ext):
             data = data[size:]
         assert data == b""
     assert written == [bytes([number % 256]) * 1000 for number in range(1000)]
+
+
+WRITERS = {
+    "clear": lambda link: link.clear(1, 0),
+    "init": lambda link: link.init_tensor(Tensor(7)),
+    "memset": lambda link: link.memset_tensor(Tensor(1), 3, 1, 0),
+    "copy": lambda link: link.copy_tensor(Tensor(5), Tensor(1), 1),
+    "take": lambda link: link.take(Tensor(1), 1, 5, 9),
+    "free": lambda link: link.free(1),
+    "relay": lambda link: link.set_tensor(Tensor(1), 3, resolved(b"x"), again=True),
+    "own memory": lambda link: link.set_tensor(Tensor(1), 0, memoryview(b"x"), wait_sent=True),
+    "weights": lambda link: link.set_tensor(Tensor(1), 2, b"x"),
+    "overlap": lambda link: link.set_tensor(Tensor(1), 2, b"x", again=True),
+    "nameless graph": lambda link: link.graph_compute(Graph(0, written=[(BASE, BASE + 65)])),
+    "graph": lambda link: link.graph_compute(Graph(6, written=[(BASE + 67, BASE + 68)])),
+}
+BYSTANDERS = {
+    "clear": lambda link: link.clear(2, 0),
+    "memset": lambda link: link.memset_tensor(Tensor(1), 4, 1, 0),
+    "copy": lambda link: link.copy_tensor(Tensor(1), Tensor(2), 1),
+    "take": lambda link: link.take(Tensor(2), 1, 5, 9),
+    "free": lambda link: link.free(2),
+    "get": lambda link: link.get_tensor(Tensor(1), 0, 4, None),
+    "push": lambda link: link.push(Tensor(1), 4, 5, 9),
+    "graph": lambda link: link.graph_compute(
+        Graph(6, written=[(0, BASE + 64), (BASE + 68, 1 << 50)])
+    ),
+}
+
+
+def resolved(data: bytes) -> Ticket:
+    ticket = Ticket("GET", len(data))
+    ticket.resolve(data)
+    return ticket
+
+
+def sets_of(rig: Rig) -> int:
+    """How often the first tensor was written in full, up to the end."""
+    found = 0
+    while (request := rig.peer.request()).name != "BYE":
+        found += request.name == "SET" and request.payload == u64(BASE + 64) + b"data"
+        if request.name == "SET_MANY":
+            (count,) = struct.unpack_from("<I", request.payload)
+            entries = SET_ENTRY.unpack_many(request.payload[4 : 4 + 16 * count])
+            found += entries.count((BASE + 64, 4))
+    return found
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_may_have_been_written_over_is_sent_again(ext, name):
+    rig, link = ext
+    for _ in range(2):
+        link.set_tensor(Tensor(1), 0, b"data", again=True)
+        WRITERS[name](link)
+    link.set_tensor(Tensor(1), 0, b"data", again=True)
+    link.bye()
+    assert sets_of(rig) == 3
+
+
+@pytest.mark.parametrize("name", BYSTANDERS)
+def test_what_is_there_is_not_sent_again(ext, name):
+    rig, link = ext
+    for _ in range(2):
+        link.set_tensor(Tensor(1), 0, b"data", again=True)
+        BYSTANDERS[name](link)
+    link.set_tensor(Tensor(1), 0, b"data", again=True)
+    link.bye()
+    assert sets_of(rig) == 1
+
+
+def test_a_graph_that_is_computed_again_writes_again(ext):
+    rig, link = ext
+    graph = Graph(6, written=[(BASE + 64, BASE + 65)])
+    for _ in range(3):
+        link.set_tensor(Tensor(1), 0, b"data", again=True)
+        link.graph_compute(graph)
+    link.bye()
+    assert sets_of(rig) == 3
+
+
+def test_of_a_changed_write_the_change_is_sent(ext):
+    rig, link = ext
+    mask = bytearray(40_000)
+    for number in range(3):
+        mask[5000 + 2 * number] = 1
+        link.set_tensor(Tensor(1), 0, bytes(mask), again=True)
+        link.set_tensor(Tensor(1000), 0, b"unchanged", again=True)
+    link.bye()
+    requests = [rig.peer.request() for _ in range(3)]
+    assert [request.name for request in requests] == ["SET", "SET_MANY", "BYE"]
+    assert requests[0].payload == u64(BASE + 64) + bytes(5000) + b"\1" + bytes(34_999)
+    head = u32(3) + u64(BASE + 64_000, 9, BASE + 5064, 8, BASE + 5064, 8)
+    data = b"unchanged" + b"\1\0\1" + bytes(5) + b"\1\0\1\0\1" + bytes(3)
+    assert requests[1].payload == head + data
 
 
 def test_ext_alloc(ext):

@@ -122,7 +122,7 @@ def cpy_tensor_async(backend_src: int, backend_dst: int, src: int, dst: int) -> 
         return False
     # nothing keeps the host from overwriting its memory after this call: take the bytes now
     data = _string_at(_u64(src + DATA_AT).value, size)
-    device.link.set_tensor(RemoteTensor(dst, target.handle), 0, data)
+    device.link.set_tensor(RemoteTensor(dst, target.handle), 0, data, again=True)
     return True
 
 
@@ -136,7 +136,7 @@ def graph_compute(pointer: int, cgraph: int) -> int:
     device = backends[pointer].device
     if interrupt.pending():
         return layouts.STATUS_ABORTED
-    graph = Graph(cgraph, device.handles)
+    graph = Graph(cgraph, device.handles, device.link.info.pads)
     if graph.n_nodes:
         device.link.graph_compute(graph)
     return layouts.STATUS_FAILED if device.link.stream.ended else layouts.STATUS_SUCCESS

@@ -132,10 +132,13 @@ def memset_tensor(pointer: int, tensor: int, value: int, offset: int, size: int)
 def set_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> None:
     buffer = buffers[pointer]
     target = RemoteTensor(tensor, buffer.handle)
-    if size > SNAPSHOT_MAX and buffer.usage == layouts.USAGE_WEIGHTS:
-        buffer.device.link.set_tensor(target, offset, memory(data, size), wait_sent=True)
+    link, usage = buffer.device.link, buffer.usage
+    if size > SNAPSHOT_MAX and usage == layouts.USAGE_WEIGHTS:
+        link.set_tensor(target, offset, memory(data, size), wait_sent=True)
     elif size:
-        buffer.device.link.set_tensor(target, offset, _string_at(data, size))
+        # of all that is written, the inputs of graphs alone come again
+        again = usage == layouts.USAGE_COMPUTE
+        link.set_tensor(target, offset, _string_at(data, size), again=again)
 
 
 def get_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> None:

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from caravan.backend.written import written
 from caravan.engine import layouts
 from caravan.errors import LocalProtocolError
+from caravan.stream.link import ExtGraph
 from caravan.transport.base import Buffer
 from caravan.wire.extension import ADDRESS_SHIFT
 from caravan.wire.records import EXT_TENSOR, RPC_TENSOR
@@ -46,6 +48,7 @@ class Graph:
     Args:
         cgraph: address of the ggml_cgraph.
         handles: from addresses of ggml_backend_buffer structs to this device's buffer handles.
+        pads: whether a tensor may take more bytes on the device than its own.
 
     Attributes:
         uid: the engine's number of it; 0 when it has none.
@@ -54,17 +57,18 @@ class Graph:
     Raises LocalProtocolError for a number of nodes that cannot be.
     """
 
-    __slots__ = ("_cgraph", "_handles", "n_nodes", "uid")
+    __slots__ = ("_cgraph", "_handles", "_pads", "n_nodes", "uid")
 
-    def __init__(self, cgraph: int, handles: dict[int, int]) -> None:
+    def __init__(self, cgraph: int, handles: dict[int, int], pads: bool) -> None:
         self._cgraph = cgraph
         self._handles = handles
+        self._pads = pads
         self.uid: int = _u64(cgraph + _UID_AT).value
         self.n_nodes: int = _i32(cgraph + _N_NODES_AT).value
         if not 0 <= self.n_nodes <= _MAX_NODES:
             raise LocalProtocolError(f"a graph of {self.n_nodes} nodes")
 
-    def ext_payload(self) -> tuple[int, int, list[Buffer], frozenset[int]]:
+    def ext_payload(self) -> ExtGraph:
         """See `stream.link.GraphRef`."""
         _, tensors, index_src, index_view, counts = self._table()
         n = self.n_nodes
@@ -82,7 +86,7 @@ class Graph:
             rows[field][:n] = tensors[field][:n]
         used = np.unique(data >> np.uint64(ADDRESS_SHIFT))
         handles = frozenset(int(handle) for handle in used if handle)
-        return n, len(rows), [_bytes(rows)], handles
+        return ExtGraph(n, len(rows), [_bytes(rows)], handles, written(rows[:n], self._pads))
 
     def base_payload(self) -> tuple[int, list[Buffer]]:
         """See `stream.link.GraphRef`."""

@@ -70,7 +70,13 @@ class BaseLink:
         return int(size)
 
     def set_tensor(
-        self, tensor: TensorRef, offset: int, data: Part, *, wait_sent: bool = False
+        self,
+        tensor: TensorRef,
+        offset: int,
+        data: Part,
+        *,
+        wait_sent: bool = False,
+        again: bool = False,
     ) -> None:
         row = self._table[Base.SET_TENSOR]
         head = row.request.pack(tensor.base_record(), 0, offset)

@@ -10,12 +10,13 @@ from caravan.stream.dispatcher import Stream
 from caravan.stream.graphs import GraphMemory, LruGraphs
 from caravan.stream.link import GraphRef, RemoteAllocation, TensorRef, checked
 from caravan.stream.message import Part, length
+from caravan.stream.mirror import Mirror
 from caravan.stream.reach import Reach
 from caravan.stream.sequels import Sequels
 from caravan.stream.ticket import Ticket
 from caravan.wire import commands
 from caravan.wire.commands import EXT, Command, Ext
-from caravan.wire.extension import DeviceInfo, PeerTarget, Status, encode_json
+from caravan.wire.extension import ADDRESS_SHIFT, DeviceInfo, PeerTarget, Status, encode_json
 from caravan.wire.versions import Version
 
 # Writes up to the one size are gathered, until so many bytes wait.
@@ -50,6 +51,7 @@ class ExtLink:
         self.version = version
         self.reach = reach
         self._graphs: GraphMemory = LruGraphs()
+        self._mirror = Mirror()
         self._sets: list[tuple[int, Part]] = []
         self._sets_size = 0
         self._sequels = Sequels()
@@ -71,15 +73,24 @@ class ExtLink:
         row = EXT[Ext.FREE]
         with self._lock:
             self._graphs.freed(handle)
+            self._mirror.freed(handle)
             self._post_sets()
             self.stream.post(row, [row.request.pack(handle)])
 
     def clear(self, handle: int, value: int) -> None:
         row = EXT[Ext.CLEAR]
-        self._post(row, [row.request.pack(handle, value)], cork=True)
+        with self._lock:
+            self._mirror.forget_buffer(handle << ADDRESS_SHIFT)
+            self._post_sets()
+            self.stream.post(row, [row.request.pack(handle, value)], cork=True)
 
     def init_tensor(self, tensor: TensorRef) -> None:
-        self._post(EXT[Ext.INIT_TENSOR], [tensor.ext_record()], cork=True)
+        row = EXT[Ext.INIT_TENSOR]
+        with self._lock:
+            # it may write what stands behind the tensor
+            self._mirror.forget_buffer(tensor.address())
+            self._post_sets()
+            self.stream.post(row, [tensor.ext_record()], cork=True)
 
     def alloc_size(self, tensor: TensorRef, sources: list[TensorRef]) -> int:
         parts: list[Part] = [tensor.ext_record(), *(source.ext_record() for source in sources)]
@@ -87,21 +98,36 @@ class ExtLink:
         return size
 
     def set_tensor(
-        self, tensor: TensorRef, offset: int, data: Part, *, wait_sent: bool = False
+        self,
+        tensor: TensorRef,
+        offset: int,
+        data: Part,
+        *,
+        wait_sent: bool = False,
+        again: bool = False,
     ) -> None:
         address, size = tensor.address() + offset, length(data)
         with self._lock:
             self._sequels.other()
-            if size <= _SMALL_SET and not wait_sent:
-                self._sets.append((address, data))
-                self._sets_size += size + commands.SET_ENTRY.size
-                if self._sets_size >= _SETS_SIZE:
-                    self._post_sets()
+            if not (again and isinstance(data, bytes)):
+                self._mirror.forget(address, size)
+                self._set(address, data, size, wait_sent)
                 return
-            self._post_sets()
-            row = EXT[Ext.SET]
-            head = row.request.pack(address)
-            self.stream.post(row, [head, data], cork=not wait_sent, wait_sent=wait_sent)
+            for start, end in self._mirror.write(address, size, data):
+                part = data if end - start == size else data[start:end]
+                self._set(address + start, part, end - start, wait_sent)
+
+    def _set(self, address: int, data: Part, size: int, wait_sent: bool) -> None:
+        if size <= _SMALL_SET and not wait_sent:
+            self._sets.append((address, data))
+            self._sets_size += size + commands.SET_ENTRY.size
+            if self._sets_size >= _SETS_SIZE:
+                self._post_sets()
+            return
+        self._post_sets()
+        row = EXT[Ext.SET]
+        head = row.request.pack(address)
+        self.stream.post(row, [head, data], cork=not wait_sent, wait_sent=wait_sent)
 
     def get_tensor(
         self, tensor: TensorRef, offset: int, size: int, target: memoryview | None
@@ -113,12 +139,12 @@ class ExtLink:
         return ticket
 
     def memset_tensor(self, tensor: TensorRef, offset: int, size: int, value: int) -> None:
-        row = EXT[Ext.MEMSET]
-        self._post(row, [row.request.pack(tensor.address() + offset, size, value)], cork=True)
+        address = tensor.address() + offset
+        self._write(EXT[Ext.MEMSET], (address, size, value), address, size)
 
     def copy_tensor(self, src: TensorRef, dst: TensorRef, size: int) -> None:
-        row = EXT[Ext.COPY]
-        self._post(row, [row.request.pack(src.address(), dst.address(), size)], cork=True)
+        address = dst.address()
+        self._write(EXT[Ext.COPY], (src.address(), address, size), address, size)
 
     def open_peer(self, target: PeerTarget) -> Ticket:
         """Ask the worker to connect this device to one of another worker."""
@@ -136,26 +162,27 @@ class ExtLink:
 
     def take(self, dst: TensorRef, size: int, route: int, ticket: int) -> int:
         """Put what was pushed on a route to this device at `dst`; the number of the command."""
-        row = EXT[Ext.TAKE]
-        with self._lock:
-            self._post_sets()
-            parts = [row.request.pack(route, 0, ticket, dst.address(), size)]
-            # many big ones that stay here would keep what they take in the way of later pushes
-            return self.stream.post(row, parts, cork=size <= _CORKED_TAKE)
+        address, row = dst.address(), EXT[Ext.TAKE]
+        # many big ones that stay here would keep what they take in the way of later pushes
+        cork = size <= _CORKED_TAKE
+        return self._write(row, (route, 0, ticket, address, size), address, size, cork)
 
     def graph_compute(self, graph: GraphRef) -> None:
         with self._lock:
             self._post_sets()
             if graph.uid and self._graphs.known(graph.uid):
+                self._mirror.computes(graph.uid)
                 row = EXT[Ext.GRAPH_RECOMPUTE]
                 held = self._sequels.expected(graph.uid)
                 self.stream.post(row, [row.request.pack(graph.uid)], cork=held)
                 return
             row = EXT[Ext.GRAPH_COMPUTE]
-            n_nodes, n_tensors, rows, handles = graph.ext_payload()
-            self.stream.post(row, [row.request.pack(graph.uid, n_nodes, n_tensors), *rows])
+            found = graph.ext_payload()
+            self._mirror.computes(graph.uid, found.written)
+            head = row.request.pack(graph.uid, found.n_nodes, found.n_tensors)
+            self.stream.post(row, [head, *found.rows])
             if graph.uid:
-                self._graphs.add(graph.uid, handles)
+                self._graphs.add(graph.uid, found.handles)
 
     def memory(self) -> tuple[int, int]:
         free, total = self._ask(EXT[Ext.MEMORY], [])
@@ -170,6 +197,20 @@ class ExtLink:
         with self._lock:
             self._post_sets()
             self.stream.post(row, parts, ticket, cork=cork)
+
+    def _write(
+        self,
+        row: Command,
+        values: tuple[int, ...],
+        address: int,
+        size: int,
+        cork: bool = True,
+    ) -> int:
+        """Post a command that writes `size` bytes at `address`; its number."""
+        with self._lock:
+            self._mirror.forget(address, size)
+            self._post_sets()
+            return self.stream.post(row, [row.request.pack(*values)], cork=cork)
 
     def _ask(self, row: Command, parts: Sequence[Part], fatal: bool = True) -> tuple[int, ...]:
         assert row.reply is not None

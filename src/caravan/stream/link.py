@@ -6,7 +6,7 @@ ggml-rpc's. Nothing waits, except `alloc`, `alloc_size` and `memory`, which ask 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from caravan.errors import DeviceError
 from caravan.stream.dispatcher import Stream
@@ -30,6 +30,23 @@ class TensorRef(Protocol):
         """It as one EXT_TENSOR, without sources."""
 
 
+class ExtGraph(NamedTuple):
+    """A graph as the extension has it.
+
+    Attributes:
+        n_nodes, n_tensors: how many rows are nodes, and how many there are.
+        rows: EXT_TENSOR, in one or several pieces.
+        handles: the buffers that they use.
+        written: the spans of addresses that the nodes write, ascending and without overlaps.
+    """
+
+    n_nodes: int
+    n_tensors: int
+    rows: list[Buffer]
+    handles: frozenset[int]
+    written: list[tuple[int, int]]
+
+
 class GraphRef(Protocol):
     """A graph that can be put into either wire format."""
 
@@ -38,8 +55,8 @@ class GraphRef(Protocol):
     def base_payload(self) -> tuple[int, list[Buffer]]:
         """Number of nodes; node ids, number of tensors, records."""
 
-    def ext_payload(self) -> tuple[int, int, list[Buffer], frozenset[int]]:
-        """Numbers of nodes and tensors, rows, and the handles of the buffers that they use."""
+    def ext_payload(self) -> ExtGraph:
+        """It in the extension's format."""
 
 
 class RemoteAllocation:
@@ -75,9 +92,18 @@ class DeviceLink(Protocol):
         """Bytes that the device needs for the tensor; asks."""
 
     def set_tensor(
-        self, tensor: TensorRef, offset: int, data: Part, *, wait_sent: bool = False
+        self,
+        tensor: TensorRef,
+        offset: int,
+        data: Part,
+        *,
+        wait_sent: bool = False,
+        again: bool = False,
     ) -> None:
-        """Write; with `wait_sent` the data is the caller's memory and has been read on return."""
+        """Write; with `wait_sent` the data is the caller's memory and has been read on return.
+
+        `again`: the same place will be written with much the same bytes, in every step perhaps.
+        """
 
     def get_tensor(
         self, tensor: TensorRef, offset: int, size: int, target: memoryview | None
