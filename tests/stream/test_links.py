@@ -14,6 +14,7 @@ from caravan.stream.ext_link import ExtLink
 from caravan.stream.link import ExtGraph
 from caravan.stream.ticket import Ticket
 from caravan.wire.commands import SET_ENTRY
+from caravan.wire.dtypes import WireType
 from caravan.wire.extension import MAX_SET_MANY, DeviceInfo, Status
 from caravan.wire.versions import V7, V8
 from stream.scripted import Rig
@@ -391,6 +392,42 @@ def test_of_a_changed_write_the_change_is_sent(ext):
     head = u32(3) + u64(BASE + 64_000, 9, BASE + 5064, 8, BASE + 5064, 8)
     data = b"unchanged" + b"\1\0\1" + bytes(5) + b"\1\0\1\0\1" + bytes(3)
     assert requests[1].payload == head + data
+
+
+def test_ext_casts(ext):
+    rig, link = ext
+    ticket = link.get_cast(Tensor(2), 8, WireType.F16)
+    request = rig.peer.request("GET_CAST")
+    assert request.payload == u64(BASE + 128, 8) + u32(1)
+    rig.peer.reply(request, b"half")
+    assert ticket.wait(PATIENCE) == b"half"
+    link.set_tensor(Tensor(1), 0, b"before")
+    link.set_cast(Tensor(2), 8, ticket, WireType.BF16)
+    link.push(Tensor(2), 8, 5, 9, WireType.BF16)
+    assert rig.peer.request("SET").payload == u64(BASE + 64) + b"before"
+    assert rig.peer.request("SET_CAST").payload == u64(BASE + 128) + u32(2) + b"half"
+    assert rig.peer.request("PUSH").payload == u32(5, 2) + u64(9, BASE + 128, 8)
+    link.take(Tensor(2), 8, 5, 9, WireType.F16)
+    link.stream.flush()
+    assert rig.peer.request("TAKE").payload == u32(5, 1) + u64(9, BASE + 128, 8)
+
+
+def test_converted_writes_that_change_nothing_are_dropped(ext):
+    rig, link = ext
+    for data, dtype in ((b"half", 1), (b"half", 1), (b"half", 2), (b"full", 2), (b"full", 2)):
+        link.set_cast(Tensor(2), 8, data, WireType(dtype))
+    link.set_tensor(Tensor(2), 0, b"full size", again=True)
+    link.set_cast(Tensor(2), 8, b"full", WireType.BF16)
+    link.bye()
+    sent = [(r.name, r.payload[8:]) for r in (rig.peer.request() for _ in range(6))]
+    assert sent == [
+        ("SET_CAST", u32(1) + b"half"),
+        ("SET_CAST", u32(2) + b"half"),
+        ("SET_CAST", u32(2) + b"full"),
+        ("SET", b"full size"),
+        ("SET_CAST", u32(2) + b"full"),
+        ("BYE", b""),
+    ]
 
 
 def test_ext_alloc(ext):

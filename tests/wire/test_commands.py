@@ -75,6 +75,8 @@ EXTENSION: list[Row] = [
     (86, "STATS", 0, False, 56, False),
     (87, "PEER", 0, True, 0, False),
     (88, "DATA", 8, True, None, False),
+    (89, "GET_CAST", 20, False, 0, True),
+    (90, "SET_CAST", 12, True, None, False),
 ]
 
 TABLES = {"7": (BASE_7, SEVEN), "8": (BASE_8, EIGHT), "extension": (EXT, EXTENSION)}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
+
 from caravan.errors import AllocationError
+from caravan.wire.dtypes import WireType
 from caravan.wire.extension import GRAPH_LRU
 from caravan.worker.buffers import BufferTable
 from caravan.worker.graph import Graph
@@ -29,6 +32,20 @@ class FakeBuffer:
 
     def write(self, offset: int, data) -> None:
         self.data[offset : offset + len(data)] = data
+
+    def narrow(self, offset: int, size: int, dtype: WireType) -> bytes:
+        values = np.frombuffer(self.read(offset, size), np.float32)
+        if dtype is WireType.F16:
+            return values.astype(np.float16).tobytes()
+        return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+    def widen(self, offset: int, data, dtype: WireType) -> None:
+        values = np.frombuffer(data, np.uint16)
+        if dtype is WireType.F16:
+            wide = values.view(np.float16).astype(np.float32)
+        else:
+            wide = (values.astype(np.uint32) << 16).view(np.float32)
+        self.write(offset, wide.tobytes())
 
     def fill(self, offset: int, size: int, value: int) -> None:
         self.data[offset : offset + size] = bytes([value]) * size

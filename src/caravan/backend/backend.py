@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from caravan import interrupt
 from caravan.backend import callbacks
+from caravan.backend.activation import is_activation
 from caravan.backend.buffer import buffers, copy_within, set_tensor, start_read
 from caravan.backend.graph import Graph
 from caravan.backend.tensor import BUFFER_AT, DATA_AT, RemoteTensor
-from caravan.engine import layouts
+from caravan.engine import casts, layouts
+from caravan.stream.ext_link import ExtLink
 from caravan.stream.ticket import Ticket
+from caravan.wire.dtypes import WireType
 
 if TYPE_CHECKING:
     from caravan.backend.device import RemoteDevice
@@ -113,16 +116,21 @@ def cpy_tensor_async(backend_src: int, backend_dst: int, src: int, dst: int) -> 
     if not (ggml.is_contiguous(src) and ggml.is_contiguous(dst)):
         return False
     size = ggml.nbytes(src)
+    dtype = device.wire_type if is_activation(src, src_buffer, size) else WireType.F32
     if source is not None:
         source.device.route_to(device).copy(
-            RemoteTensor(src, source.handle), RemoteTensor(dst, target.handle), size
+            RemoteTensor(src, source.handle), RemoteTensor(dst, target.handle), size, dtype
         )
         return True
     if not src_buffer or not ggml.buffer_is_host(src_buffer):
         return False
     # nothing keeps the host from overwriting its memory after this call: take the bytes now
-    data = _string_at(_u64(src + DATA_AT).value, size)
-    device.link.set_tensor(RemoteTensor(dst, target.handle), 0, data, again=True)
+    start, there = _u64(src + DATA_AT).value, RemoteTensor(dst, target.handle)
+    link = device.link
+    if dtype and isinstance(link, ExtLink):
+        link.set_cast(there, size, bytes(casts.narrow(ggml, start, size, dtype.word)), dtype)
+    else:
+        link.set_tensor(there, 0, _string_at(start, size), again=True)
     return True
 
 

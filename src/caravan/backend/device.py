@@ -21,6 +21,7 @@ from caravan.errors import CaravanError, DeviceError, RemoteError
 from caravan.stream.link import DeviceLink
 from caravan.stream.routes import Route
 from caravan.stream.telemetry import DeviceStats, ask_stats
+from caravan.wire.dtypes import WireType
 from caravan.wire.extension import SIMULATED
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class RemoteDevice:
         link: the verbs.
         handles: buffer handles by the address of the buffer's struct.
         allocation_error: why the last allocation was refused, if it was.
+        wire_type: how activations travel to it, where they travel.
         simulated: whether it only costs time: what is written there is not kept.
         loaders: threads that are loading a model without weights.
     """
@@ -55,6 +57,7 @@ class RemoteDevice:
         self.endpoint = endpoint
         self.engine = engine
         self.description = link.info.description
+        self.wire_type = WireType.F32
         self.simulated = link.info.name == SIMULATED
         self.loaders: set[int] = set()
         self._loaders_lock = threading.Lock()

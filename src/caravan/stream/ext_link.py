@@ -16,6 +16,7 @@ from caravan.stream.sequels import Sequels
 from caravan.stream.ticket import Ticket
 from caravan.wire import commands
 from caravan.wire.commands import EXT, Command, Ext
+from caravan.wire.dtypes import WireType
 from caravan.wire.extension import ADDRESS_SHIFT, DeviceInfo, PeerTarget, Status, encode_json
 from caravan.wire.versions import Version
 
@@ -154,18 +155,53 @@ class ExtLink:
         self.stream.post(row, [encode_json(target)], ticket)
         return ticket
 
-    def push(self, src: TensorRef, size: int, route: int, ticket: int) -> None:
-        """Send `size` bytes on a route that leads away from this device."""
+    def get_cast(self, tensor: TensorRef, size: int, dtype: WireType) -> Ticket:
+        """Read `size` bytes of f32 in another type, half as many bytes."""
+        row = EXT[Ext.GET_CAST]
+        ticket = Ticket(row.name, dtype.travels(size))
+        self._sequels.came()
+        self._post(row, [row.request.pack(tensor.address(), size, dtype)], ticket)
+        return ticket
+
+    def set_cast(self, tensor: TensorRef, size: int, data: Part, dtype: WireType) -> None:
+        """Write `size` bytes of f32 from `data`, which has them in another type."""
+        row, address = EXT[Ext.SET_CAST], tensor.address()
+        with self._lock:
+            self._sequels.other()
+            if not isinstance(data, bytes):
+                self._mirror.forget(address, size)
+            elif not self._mirror.write(address, size, data, dtype):
+                return
+            self._post_sets()
+            self.stream.post(row, [row.request.pack(address, dtype), data], cork=True)
+
+    def push(
+        self,
+        src: TensorRef,
+        size: int,
+        route: int,
+        ticket: int,
+        dtype: WireType = WireType.F32,
+    ) -> None:
+        """Send `size` bytes on a route that leads away from this device, as `dtype`."""
         row = EXT[Ext.PUSH]
         self._sequels.came()
-        self._post(row, [row.request.pack(route, 0, ticket, src.address(), size)])
+        self._post(row, [row.request.pack(route, dtype, ticket, src.address(), size)])
 
-    def take(self, dst: TensorRef, size: int, route: int, ticket: int) -> int:
+    def take(
+        self,
+        dst: TensorRef,
+        size: int,
+        route: int,
+        ticket: int,
+        dtype: WireType = WireType.F32,
+    ) -> int:
         """Put what was pushed on a route to this device at `dst`; the number of the command."""
         address, row = dst.address(), EXT[Ext.TAKE]
         # many big ones that stay here would keep what they take in the way of later pushes
         cork = size <= _CORKED_TAKE
-        return self._write(row, (route, 0, ticket, address, size), address, size, cork)
+        values = (route, dtype, ticket, address, size)
+        return self._write(row, values, address, size, cork)
 
     def graph_compute(self, graph: GraphRef) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ from caravan.stream.ext_link import ExtLink
 from caravan.stream.link import DeviceLink, TensorRef
 from caravan.stream.ticket import Ticket
 from caravan.wire.commands import U64
+from caravan.wire.dtypes import WireType
 from caravan.wire.extension import PeerTarget
 
 _WITHIN = 0
@@ -71,21 +72,36 @@ class Route:
             self._decide()
         return self.path
 
-    def copy(self, src: TensorRef, dst: TensorRef, size: int) -> None:
-        """Queue a copy of `size` bytes; nothing waits."""
+    def copy(
+        self, src: TensorRef, dst: TensorRef, size: int, dtype: WireType = WireType.F32
+    ) -> None:
+        """Queue a copy of `size` bytes; nothing waits.
+
+        Args:
+            dtype: how they travel, if they are f32: not within a worker, nor where one of the two
+                is a llama.cpp server.
+        """
         with self._lock:
             self._open()
             if self.path is not Path.DIRECT:
-                ticket = self._src.get_tensor(src, 0, size, None)
-                self._dst.set_tensor(dst, 0, ticket)
+                self._relay(src, dst, size, dtype)
                 return
+            if self._number == _WITHIN:
+                dtype = WireType.F32
             number = next(_tickets)
-            self._links[0].push(src, size, self._number, number)
-            self._last_take = self._links[1].take(dst, size, self._number, number)
+            self._links[0].push(src, size, self._number, number, dtype)
+            self._last_take = self._links[1].take(dst, size, self._number, number, dtype)
             lost = self._src.stream.lost
         if lost is not None:
             # it may have told of that before there was this one to wait for it
             self._source_lost(lost)
+
+    def _relay(self, src: TensorRef, dst: TensorRef, size: int, dtype: WireType) -> None:
+        one, other = self._src, self._dst
+        if dtype and isinstance(one, ExtLink) and isinstance(other, ExtLink):
+            other.set_cast(dst, size, one.get_cast(src, size, dtype), dtype)
+        else:
+            other.set_tensor(dst, 0, one.get_tensor(src, 0, size, None))
 
     def _first_path(self) -> Path:
         src, dst = self._src, self._dst

@@ -106,6 +106,9 @@ class Ext(IntEnum):
     # between two workers
     PEER = 87
     DATA = 88
+    # of activations that travel in another type than they have
+    GET_CAST = 89
+    SET_CAST = 90
 
 
 HELLO_REPLY = Layout(
@@ -287,6 +290,17 @@ EXT: dict[int, Command] = {
         # JSON, see extension.PeerRequest; the first frame from a worker to another one
         Command(Ext.PEER, "PEER", EMPTY, tail=True, reply=EMPTY),
         Command(Ext.DATA, "DATA", Layout((("ticket", "Q"),), 8), tail=True),
+        # f32 in memory, f16 or bf16 on the wire: see dtypes.WireType; `size` is that in memory
+        Command(
+            Ext.GET_CAST,
+            "GET_CAST",
+            Layout((("address", "Q"), ("size", "Q"), ("dtype", "I")), 20),
+            reply=EMPTY,
+            reply_tail=True,
+        ),
+        Command(
+            Ext.SET_CAST, "SET_CAST", Layout((("address", "Q"), ("dtype", "I")), 12), tail=True
+        ),
     )
 }
 

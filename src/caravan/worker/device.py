@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from caravan.transport.base import Buffer as Bytes
+from caravan.wire.dtypes import WireType
 from caravan.wire.extension import DeviceInfo
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ class DeviceBuffer(Protocol):
         """The bytes; lent from device memory where the host can reach it."""
 
     def write(self, offset: int, data: Bytes) -> None: ...
+
+    def narrow(self, offset: int, size: int, dtype: WireType) -> Bytes:
+        """`size` bytes of f32, as a type of half their size."""
+
+    def widen(self, offset: int, data: Bytes, dtype: WireType) -> None:
+        """Write numbers of that type as f32."""
 
     def fill(self, offset: int, size: int, value: int) -> None: ...
 

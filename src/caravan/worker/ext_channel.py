@@ -13,6 +13,7 @@ from caravan.errors import RemoteError, TransportError
 from caravan.transport.base import Transport
 from caravan.wire.codec import MAX_PAYLOAD, ext_frame
 from caravan.wire.commands import EXT, Command, Ext
+from caravan.wire.dtypes import MAX_CAST
 from caravan.wire.extension import FRAME, MAX_ERROR_TEXT, MAX_JSON, MAX_SET_MANY, Status
 from caravan.wire.records import EXT_TENSOR
 from caravan.worker.buffers import BufferTable
@@ -33,6 +34,7 @@ _NOT_HERE = (Ext.SESSION, Ext.PEER, Ext.DATA)
 _LIMITS = {
     Ext.GRAPH_COMPUTE: MAX_GRAPH,
     Ext.SET_MANY: MAX_SET_MANY,
+    Ext.SET_CAST: EXT[Ext.SET_CAST].request.size + MAX_CAST,
     Ext.PEER_OPEN: MAX_JSON,
     Ext.INIT_TENSOR: MAX_RECORDS * EXT_TENSOR.itemsize,
     Ext.ALLOC_SIZE: MAX_RECORDS * EXT_TENSOR.itemsize,
@@ -163,14 +165,14 @@ class ExtChannel(Channel):
 
     def _owed(self, command: Command, payload: bytes) -> int:
         """Bytes of a GET's answer, so that unread answers are bounded."""
-        if command.number != Ext.GET:
+        if command.number not in (Ext.GET, Ext.GET_CAST):
             return 0
-        address, size = command.request.unpack(payload)
+        address, size, *cast = command.request.unpack(payload)
         try:
             self.lane.locate(address, size)
         except RemoteError:
             return 0
-        return int(size)
+        return int(size) // (2 if cast else 1)
 
     def _answer(self, command: Command, seq: int, body: Callable[[], Parts]) -> Work:
         """`body` as work that never raises and returns a whole reply."""

@@ -15,6 +15,7 @@ import numpy as np
 from caravan.errors import RemoteError
 from caravan.trace.spans import Kind
 from caravan.wire.commands import EXT, SET_ENTRY, Ext
+from caravan.wire.dtypes import WireType, decode_wire_type
 from caravan.wire.extension import Status, decode_peer_target
 from caravan.wire.records import EXT_TENSOR, SPAN
 from caravan.worker.copies import copy_within
@@ -22,6 +23,7 @@ from caravan.worker.graph import tensor_alone
 from caravan.worker.lane import Lane
 from caravan.worker.outlet import Parts
 from caravan.worker.peering import open_way
+from caravan.worker.peers import WITHIN
 from caravan.worker.replies import NOTHING
 from caravan.worker.table import Table
 
@@ -69,6 +71,37 @@ def get(lane: Lane, payload: bytes) -> Parts:
     return (buffer.native.read(offset, size),)
 
 
+def get_cast(lane: Lane, payload: bytes) -> Parts:
+    address, size, number = _unpack(Ext.GET_CAST, payload)
+    dtype = _half(number, address, size)
+    buffer, offset = lane.locate(address, size)
+    if buffer.native is None or size == 0:
+        return NOTHING
+    lane.counters.bytes_out += dtype.travels(size)
+    return (buffer.native.narrow(offset, size, dtype),)
+
+
+def set_cast(lane: Lane, payload: bytes) -> Parts:
+    head = EXT[Ext.SET_CAST].request
+    address, number = head.unpack_from(payload)
+    data = memoryview(payload)[head.size :]
+    size = 2 * len(data)
+    dtype = _half(number, address, size)
+    buffer, offset = lane.locate(address, size)
+    if buffer.native is not None:
+        buffer.native.widen(offset, data, dtype)
+    lane.counters.bytes_in += len(data)
+    return NOTHING
+
+
+def _half(number: int, address: int, size: int) -> WireType:
+    """The type that a command converts to or from, which must be one of half the size."""
+    dtype = decode_wire_type(number, address, size)
+    if dtype is WireType.F32:
+        raise RemoteError(Status.BAD_REQUEST, "nothing to convert")
+    return dtype
+
+
 def set_many(lane: Lane, payload: bytes) -> Parts:
     """Several small writes, none of which is done unless all of them can be."""
     head = EXT[Ext.SET_MANY].request
@@ -104,28 +137,36 @@ def copy(lane: Lane, payload: bytes) -> Parts:
 
 
 def push(lane: Lane, payload: bytes) -> Parts:
-    route, _dtype, ticket, address, size = _parcel(Ext.PUSH, payload)
+    route, number, ticket, address, size = _unpack(Ext.PUSH, payload)
+    dtype = _parcel_type(number, route, address, size)
     buffer, offset = lane.locate(address, size)
-    data = (buffer.native.read(offset, size),) if buffer.native is not None else NOTHING
-    lane.counters.bytes_out += size
-    with lane.spans.during(Kind.COPY_OUT, size, ticket, route):
+    travels = dtype.travels(size)
+    lane.counters.bytes_out += travels
+    with lane.spans.during(Kind.COPY_OUT, travels, ticket, route):
+        if buffer.native is None:
+            data: Parts = NOTHING
+        elif dtype:
+            data = (buffer.native.narrow(offset, size, dtype),)
+        else:
+            data = (buffer.native.read(offset, size),)
         lane.peers.push(route, ticket, data)
     return NOTHING
 
 
 def take(lane: Lane, payload: bytes) -> Parts:
-    route, _dtype, ticket, address, size = _parcel(Ext.TAKE, payload)
+    route, number, ticket, address, size = _unpack(Ext.TAKE, payload)
+    dtype = _parcel_type(number, route, address, size)
     buffer, offset = lane.locate(address, size)
-    lane.peers.take(route, ticket, size, buffer, offset, lane.spans)
-    lane.counters.bytes_in += size
+    lane.peers.take(route, ticket, size, buffer, offset, lane.spans, dtype)
+    lane.counters.bytes_in += dtype.travels(size)
     return NOTHING
 
 
-def _parcel(number: Ext, payload: bytes) -> tuple[int, ...]:
-    fields = _unpack(number, payload)
-    if fields[1]:
-        raise RemoteError(Status.BAD_REQUEST, f"data type {fields[1]} is not known")
-    return fields
+def _parcel_type(number: int, route: int, address: int, size: int) -> WireType:
+    dtype = decode_wire_type(number, address, size)
+    if dtype and route == WITHIN:
+        raise RemoteError(Status.BAD_REQUEST, "a copy within a worker is not converted")
+    return dtype
 
 
 def open_peer(lane: Lane, payload: bytes) -> Parts:
@@ -206,6 +247,8 @@ HANDLERS: dict[int, Handler] = {
     Ext.FREE: free,
     Ext.CLEAR: clear,
     Ext.GET: get,
+    Ext.GET_CAST: get_cast,
+    Ext.SET_CAST: set_cast,
     Ext.MEMSET: memset,
     Ext.SET_MANY: set_many,
     Ext.PUSH: push,

@@ -12,10 +12,11 @@ import threading
 
 import numpy as np
 
-from caravan.engine import layouts
+from caravan.engine import casts, layouts
 from caravan.engine.library import Engine
 from caravan.errors import AllocationError, DeviceError
 from caravan.transport.base import Buffer as Bytes
+from caravan.wire.dtypes import WireType
 from caravan.wire.extension import MAX_BUFFER_SIZE, DeviceInfo
 from caravan.worker.device import DeviceBuffer
 from caravan.worker.graph import Graph
@@ -62,6 +63,22 @@ class NativeBuffer:
             return
         source = np.frombuffer(data, np.uint8)
         self._ggml.backend_tensor_set(self._tensor(), source.ctypes.data, offset, len(data))
+
+    def narrow(self, offset: int, size: int, dtype: WireType) -> Bytes:
+        """`size` bytes of f32 at a multiple of 4, as a type of half their size."""
+        if self.view is not None:
+            return casts.narrow(self._ggml, self.base + offset, size, dtype.word)
+        data = np.frombuffer(self.read(offset, size), np.uint8)
+        return casts.narrow(self._ggml, data.ctypes.data, size, dtype.word)
+
+    def widen(self, offset: int, data: Bytes, dtype: WireType) -> None:
+        """Write numbers of that type as f32 at a multiple of 4."""
+        if self.view is not None:
+            casts.widen(self._ggml, data, self.base + offset, dtype.word)
+            return
+        wide = np.empty(len(data) // 2, np.float32)
+        casts.widen(self._ggml, data, wide.ctypes.data, dtype.word)
+        self.write(offset, wide.view(np.uint8).data)
 
     def fill(self, offset: int, size: int, value: int) -> None:
         if self.view is not None:

@@ -9,14 +9,17 @@ same ticket, so on every way pushes and takes come in the same order.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 from caravan.errors import RemoteError
 from caravan.trace.recorder import Recorder
 from caravan.trace.spans import Kind
+from caravan.transport.base import Buffer as Bytes
 from caravan.transport.base import Transport
 from caravan.transport.reader import Reader
 from caravan.wire.codec import ext_frame
 from caravan.wire.commands import EXT, Ext
+from caravan.wire.dtypes import WireType
 from caravan.wire.extension import FRAME, Status
 from caravan.worker import outlet
 from caravan.worker.buffers import Buffer
@@ -64,6 +67,39 @@ class Parcels:
         return data
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a copy goes: `size` bytes of a buffer, which travel as `dtype`."""
+
+    buffer: Buffer
+    offset: int
+    size: int
+    dtype: WireType = WireType.F32
+
+    @property
+    def travels(self) -> int:
+        """Bytes on the way."""
+        return self.dtype.travels(self.size)
+
+    @property
+    def view(self) -> memoryview | None:
+        """The memory itself, where bytes can go into it as they come."""
+        native = self.buffer.native
+        if self.dtype or native is None or native.view is None:
+            return None
+        return native.view[self.offset : self.offset + self.size]
+
+    def put(self, data: Bytes) -> None:
+        """Write what came."""
+        native = self.buffer.native
+        if native is None:
+            return
+        if self.dtype:
+            native.widen(self.offset, data, self.dtype)
+        else:
+            native.write(self.offset, data)
+
+
 class Incoming:
     """The end of a way from another worker; read at the device's turn, by whoever has it."""
 
@@ -73,15 +109,16 @@ class Incoming:
         self._reader = Reader(transport)
         self._error: RemoteError | None = None
 
-    def take(self, ticket: int, size: int, buffer: Buffer, offset: int, spans: Recorder) -> None:
-        """Wait for the next push and put it into the buffer; raises RemoteError."""
+    def take(self, ticket: int, place: _Place, spans: Recorder) -> None:
+        """Wait for the next push and put it where it goes; raises RemoteError."""
+        size = place.travels
         if self._error is not None:
             raise self._error
         try:
             with spans.during(Kind.WAIT, size, ticket, self._route):
                 self._expect(ticket, size)
             with spans.during(Kind.COPY_IN, size, ticket, self._route):
-                self._fill(buffer, offset, size)
+                self._fill(place, size)
         except Exception as exc:
             # whatever it was: nobody knows where the next push begins
             self._transport.close()
@@ -100,15 +137,14 @@ class Incoming:
                 f" for ticket {got}",
             )
 
-    def _fill(self, buffer: Buffer, offset: int, size: int) -> None:
-        native = buffer.native
-        if native is not None and native.view is not None:
-            self._reader.read_into(native.view[offset : offset + size])
+    def _fill(self, place: _Place, size: int) -> None:
+        view = place.view
+        if view is not None:
+            self._reader.read_into(view)
             return
         data = bytearray(size)
         self._reader.read_into(memoryview(data))
-        if native is not None:
-            native.write(offset, data)
+        place.put(data)
 
 
 class Peers:
@@ -148,14 +184,25 @@ class Peers:
         way.send((head, *data))
 
     def take(
-        self, route: int, ticket: int, size: int, buffer: Buffer, offset: int, spans: Recorder
+        self,
+        route: int,
+        ticket: int,
+        size: int,
+        buffer: Buffer,
+        offset: int,
+        spans: Recorder,
+        dtype: WireType = WireType.F32,
     ) -> None:
-        """Wait for a push and put it into the buffer; raises RemoteError. `spans` is told of it."""
+        """Wait for a push and put it into `size` bytes of the buffer; raises RemoteError.
+
+        `spans` is told of it; `dtype` is the type in which it travels.
+        """
+        place = _Place(buffer, offset, size, dtype)
         if route != WITHIN:
             incoming = self._in.get(route)
             if incoming is None:
                 raise RemoteError(Status.BAD_REQUEST, f"there is no route {route} into this worker")
-            incoming.take(ticket, size, buffer, offset, spans)
+            incoming.take(ticket, place, spans)
             return
         with spans.during(Kind.WAIT, size, ticket):
             data = self._parcels.take(ticket)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from caravan.errors import AllocationError
 from caravan.transport.base import Buffer as Bytes
+from caravan.wire.dtypes import WireType
 from caravan.wire.extension import MAX_BUFFER_SIZE, SIMULATED, DeviceInfo
 from caravan.worker.cost import nanoseconds
 from caravan.worker.device import Device, DeviceBuffer
@@ -43,6 +44,12 @@ class SimBuffer:
         return bytes(size)
 
     def write(self, offset: int, data: Bytes) -> None:
+        pass
+
+    def narrow(self, offset: int, size: int, dtype: WireType) -> Bytes:
+        return bytes(dtype.travels(size))
+
+    def widen(self, offset: int, data: Bytes, dtype: WireType) -> None:
         pass
 
     def fill(self, offset: int, size: int, value: int) -> None:
