@@ -58,6 +58,7 @@ def test_all_options_of_llama_bench_are_there() -> None:
     flags.update(command.context_settings["help_option_names"])
     assert flags >= LLAMA_BENCH_FLAGS
     ours = {"--local-workers", "--no-direct-copies", "--timeout", "--trace", "--utilization"}
+    ours.add("--wire-dtype")
     assert flags - LLAMA_BENCH_FLAGS == ours
 
 
@@ -120,6 +121,19 @@ def test_direct_copies(rig: FakeRig, words: list[str], direct: bool) -> None:
     assert main(["bench", "--list-devices", "-rpc", "a:1", *words]) == 0
     assert rig.settings is not None
     assert rig.settings.direct_copies is direct
+
+
+@pytest.mark.parametrize("words", [[], ["--wire-dtype", "f16"], ["--wire-dtype", "bf16"]])
+def test_wire_dtype(rig: FakeRig, words: list[str]) -> None:
+    assert main(["bench", "--list-devices", "-rpc", "a:1", *words]) == 0
+    assert rig.settings is not None
+    assert rig.settings.wire_dtype == ([*words, "f32"][1] if words else "f32")
+
+
+def test_a_wire_dtype_that_there_is_not(rig: FakeRig, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--list-devices", "--wire-dtype", "q8_0"]) == 2
+    assert "--wire-dtype" in capsys.readouterr().err
+    assert rig.settings is None
 
 
 def test_negative_value_after_an_option(rig: FakeRig, model: str) -> None:

@@ -83,16 +83,16 @@ def test_sql_runs_and_keeps_every_value() -> None:
 def test_threads_of_workers_that_nobody_here_started_are_not_known() -> None:
     (row,) = json.loads(printed("json", RESULTS[:1]))
     assert (row["local_workers"], row["worker_threads"]) == (0, None)
-    assert row["direct_copies"] is True
+    assert (row["direct_copies"], row["wire_dtype"]) == (True, "f32")
     (record,) = csv.DictReader(io.StringIO(printed("csv", RESULTS[:1]), newline=""))
     assert record["worker_threads"] == ""
     base = sqlite3.connect(":memory:")
     base.executescript(printed("sql", RESULTS[:1]))
     assert base.execute("SELECT typeof(worker_threads) FROM llama_bench").fetchall() == [("null",)]
     base.close()
-    host = replace(HOST, local_workers=2, worker_threads=3, direct_copies=False)
+    host = replace(HOST, local_workers=2, worker_threads=3, direct_copies=False, wire_dtype="f16")
     (row,) = json.loads(printed("json", [result_of(host=host)]))
-    assert (row["worker_threads"], row["direct_copies"]) == (3, False)
+    assert (row["worker_threads"], row["direct_copies"], row["wire_dtype"]) == (3, False, "f16")
 
 
 def test_sql_shape() -> None:

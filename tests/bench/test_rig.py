@@ -58,6 +58,7 @@ def test_on_the_cpu(model: str) -> None:
 
 def test_over_local_workers(model: str) -> None:
     words = ("--local-workers", "2", "-dev", "RPC0,RPC0/RPC1,none", "-ts", "1/1", "-t", "1")
+    words = (*words, "--wire-dtype", "f16")
     found = rows(
         bench("-m", model, *words, "-p", "24", "-n", "0", "-d", "8", "-r", "2", "-o", "jsonl")
     )
@@ -65,6 +66,7 @@ def test_over_local_workers(model: str) -> None:
     assert found[0]["backends"] == "RPC"
     assert len(str(found[0]["gpu_info"]).split(", 127.0.0.1:")) == 2
     assert (found[0]["local_workers"], found[0]["worker_threads"]) == (2, 1)
+    assert found[0]["wire_dtype"] == "f16"
 
 
 def test_local_devices_are_used_again_by_the_next_configuration(model: str) -> None:

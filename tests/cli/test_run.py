@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 
@@ -88,6 +89,26 @@ def test_what_is_opened(args, expected, smollm2, monkeypatch):
     with pytest.raises(ModelError) as caught:
         cli_main.main(["run", "-m", str(smollm2), "-p", "x", *args])
     assert str(caught.value) == str(expected)
+
+
+def test_wire_dtype(smollm2, monkeypatch, capsys):
+    def stop(wanted):
+        raise ModelError(f"as {wanted.wire_dtype}")
+
+    monkeypatch.setattr(opening, "open_workers", stop)
+    for words in ([], ["--wire-dtype", "bf16"]):
+        assert cli_main.main(["run", "-m", str(smollm2), "-p", "x", *words]) == 1
+        assert f"as {[*words, 'f32'][1] if words else 'f32'}\n" in capsys.readouterr().err
+    assert cli_main.main(["run", "-m", str(smollm2), "-p", "x", "--wire-dtype", "i8"]) == 2
+
+
+def test_what_is_not_as_it_was_asked_for_is_said_once(monkeypatch, capsys):
+    cluster = contextlib.nullcontext()
+    cluster.notes, cluster.devices = ["lab1:50052 is old"], ()
+    monkeypatch.setattr(opening, "connect", lambda endpoints, **options: cluster)
+    with opening.open_workers(opening.Workers(["lab1:50052"], wire_dtype="f16")):
+        pass
+    assert capsys.readouterr() == ("", "caravan: note: lab1:50052 is old\n")
 
 
 def test_a_prompt_there_must_be(smollm2, capsys):

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from caravan.errors import CaravanError
-from caravan.stream.link import DeviceLink
+from caravan.stream.link import DeviceLink, ExtGraph
 from caravan.stream.routes import Route
 from caravan.stream.session import Identity, Session, open_session
 from caravan.stream.ticket import Ticket
@@ -185,7 +185,8 @@ class CountUp:
 
     def ext_payload(self):
         rows, _ = linear_rows(self._base)
-        return 2, len(rows), [rows.tobytes()], frozenset([self._handle])
+        everywhere = [(self._base, self._base + SIZE)]
+        return ExtGraph(2, len(rows), [rows.tobytes()], frozenset([self._handle]), everywhere)
 
 
 class Device:
@@ -202,8 +203,8 @@ class Device:
     def at(self, offset: int, size: int) -> Place:
         return Place(self._handle, self._base + offset, size)
 
-    def set(self, offset: int, data: bytes) -> None:
-        self.link.set_tensor(self.at(offset, len(data)), 0, data)
+    def set(self, offset: int, data: bytes, again: bool = False) -> None:
+        self.link.set_tensor(self.at(offset, len(data)), 0, data, again=again)
 
     def fill(self, offset: int, size: int, value: int) -> None:
         self.link.memset_tensor(self.at(offset, size), 0, size, value)

@@ -76,7 +76,8 @@ def steps(count: int, region: tuple[int, int] = (0, SIZE), computing: bool = Tru
     @st.composite
     def step(draw: st.DrawFn):
         size = draw(sizes)
-        kinds = ["copy", "copy", "copy", "set", "fill", "get"] + ["compute"] * computing
+        kinds = ["copy", "copy", "copy", "set", "input", "input", "fill", "get"]
+        kinds += ["compute"] * computing
         kind = draw(st.sampled_from(kinds))
         device = draw(devices)
         if kind == "copy":
@@ -90,6 +91,10 @@ def steps(count: int, region: tuple[int, int] = (0, SIZE), computing: bool = Tru
             )
         if kind == "compute":
             return (kind, device, draw(st.integers(0, 3)))
+        if kind == "input":
+            # few places and few values, so that many are what is there already
+            at = region[0] + 4096 * draw(st.integers(0, 1))
+            return (kind, device, at, min(size, 4096), draw(st.sampled_from([0, 0, 1, 100])))
         return (kind, device, draw(spans(size, region)), size, draw(st.integers(0, 255)))
 
     return st.lists(step(), min_size=30, max_size=100)
@@ -114,6 +119,11 @@ def play(cluster: Cluster, model: Model, script: list[tuple]) -> list[tuple]:
             elif kind == "fill":
                 cluster.devices[device].fill(offset, size, value)
                 model.set(device, offset, bytes([value]) * size)
+            elif kind == "input":
+                data = bytearray(size)
+                data[value % size] = value
+                cluster.devices[device].set(offset, bytes(data), again=True)
+                model.set(device, offset, data)
             else:
                 data = bytes((value + n) & 0xFF for n in range(size))
                 cluster.devices[device].set(offset, data)

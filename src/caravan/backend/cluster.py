@@ -19,6 +19,7 @@ from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_sessio
 from caravan.stream.telemetry import DeviceStats
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
+from caravan.wire.dtypes import WireType, wire_type
 
 _GRACE_SECONDS = 1.0
 
@@ -43,6 +44,7 @@ class Cluster:
         self.endpoints = [str(session.endpoint) for session in sessions]
         self._sessions = sessions
         self._watchdog = watchdog
+        self._wire_type = WireType.F32
         self._watch = timeline.watch(devices)
         self._closing = closing
 
@@ -59,6 +61,25 @@ class Cluster:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def wire_dtype(self) -> str:
+        """How activations travel: `f32`, `f16` or `bf16`. It may be set between two decodings."""
+        return self._wire_type.word
+
+    @wire_dtype.setter
+    def wire_dtype(self, word: str) -> None:
+        self._wire_type = wire_type(word)
+        for device in self.devices:
+            device.wire_type = self._wire_type
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not as it was asked for, in lines for people."""
+        if not self._wire_type:
+            return []
+        plain = dict.fromkeys(d.endpoint for d in self.devices if not d.link.extension)
+        return [f"{endpoint} speaks llama.cpp's protocol: f32 travels there" for endpoint in plain]
 
     def check(self) -> None:
         """Raises WorkerLost once any of the devices is lost."""
@@ -144,6 +165,7 @@ def connect(
     timeout: float = 30.0,
     extension: bool = True,
     direct_copies: bool = True,
+    wire_dtype: str = "f32",
     names: Mapping[str, str] | None = None,
     closing: Callable[[], None] = lambda: None,
 ) -> Cluster:
@@ -155,11 +177,12 @@ def connect(
             may take in all.
         extension: False speaks llama.cpp's plain RPC protocol even with a Caravan worker.
         direct_copies: whether workers that reach each other may copy without passing the head.
+        wire_dtype: `f16` or `bf16` let activations travel at half their size, with fewer digits.
         names: by endpoint, what the device of a worker is called instead of RPCn.
         closing: called at the end of the cluster's `close`; more than once does no harm.
 
     Raises:
-        UsageError: an endpoint is none or comes twice, or there is none.
+        UsageError: an endpoint is none or comes twice, or there is none; an unknown type.
         ConnectError: a worker cannot be reached or refuses.
         ProtocolError: what answers does not go together with this head.
     """
@@ -170,6 +193,7 @@ def connect(
     if twice is not None:
         # its devices would have equal names and addresses, which the engine takes for the same
         raise UsageError(f"{twice} is given twice; for more devices there, see caravan worker -d")
+    wire_type(wire_dtype)
     if timeout <= 0:
         raise UsageError(f"timeout {timeout:g} s is not above 0")
     plugin = plugins.load()
@@ -201,7 +225,9 @@ def connect(
         raise
     devices = _devices(plugin, sessions, names or {})
     open_routes(devices)
-    return Cluster(sessions, devices, watchdog, closing)
+    cluster = Cluster(sessions, devices, watchdog, closing)
+    cluster.wire_dtype = wire_dtype
+    return cluster
 
 
 def open_routes(devices: Sequence[object]) -> None:

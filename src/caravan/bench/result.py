@@ -26,6 +26,7 @@ class Host:
         worker_threads: threads of each worker that this run started and whose name does not say;
             None without any, as those of workers that were started by hand are not known.
         direct_copies: whether workers may copy to each other without passing the head.
+        wire_dtype: how activations travel between devices.
     """
 
     caravan_version: str
@@ -38,6 +39,7 @@ class Host:
     local_workers: int = 0
     worker_threads: int | None = None
     direct_copies: bool = True
+    wire_dtype: str = "f32"
 
     @property
     def build(self) -> str:
@@ -213,6 +215,7 @@ OWN_FIELDS = (
     _own("local_workers", Kind.INTEGER),
     _own("worker_threads", Kind.INTEGER),
     _own("direct_copies", Kind.BOOLEAN),
+    _own("wire_dtype", Kind.TEXT),
 )
 
 FIELDS = LLAMA_BENCH_FIELDS + OWN_FIELDS

@@ -57,6 +57,7 @@ def open_rig(settings: Settings) -> Iterator[EngineRig]:
         threads=settings.worker_threads or 0,
         timeout=settings.timeout,
         direct_copies=settings.direct_copies,
+        wire_dtype=settings.wire_dtype,
     )
     with open_workers(wanted) as remote:
         loaded = engine.load()
@@ -100,4 +101,5 @@ def host_of(loaded: Engine, inventory: Inventory, settings: Settings) -> Host:
         local_workers=settings.local_workers,
         worker_threads=settings.worker_threads,
         direct_copies=settings.direct_copies,
+        wire_dtype=settings.wire_dtype,
     )

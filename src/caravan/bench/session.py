@@ -34,6 +34,7 @@ class Settings:
         local_devices: devices of this machine that need a worker, such as `local:CPU:1`.
         worker_threads: threads of each started worker that names none; None without any.
         direct_copies: whether workers may copy to each other without passing the head.
+        wire_dtype: how activations travel between devices: f32, f16 or bf16.
         timeout: bound in seconds on every wait for a worker.
         priority: -1 to 3, as in llama-bench.
         math_cores: the default number of threads.
@@ -50,6 +51,7 @@ class Settings:
     local_devices: tuple[str, ...] = ()
     worker_threads: int | None = None
     direct_copies: bool = True
+    wire_dtype: str = "f32"
     timeout: float = 30.0
     priority: int = 0
     math_cores: int = 1

@@ -21,12 +21,14 @@ from caravan.cli.main import dashed, print_version
 from caravan.cli.seconds import Seconds
 from caravan.cli.trace import traced
 from caravan.errors import ModelError, UsageError
+from caravan.wire.dtypes import WORDS
 
 if TYPE_CHECKING:
     from caravan.bench.session import Settings
 
 _FORMATS = click.Choice(("csv", "json", "jsonl", "md", "sql", "none"))
 _PRIORITIES = click.Choice(("-1", "0", "1", "2", "3"))
+_WIRE_TYPES = click.Choice(tuple(WORDS))
 _TEST_FIELDS = frozenset(option.field for option in OPTIONS)
 _LISTS = """Several values of a test parameter are joined by ',' or given by repeating it; all
 combinations run. Whole numbers may be ranges: FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR."""
@@ -169,6 +171,13 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
     help="let all copies between workers pass this process",
 )
 @click.option(
+    "--wire-dtype",
+    type=_WIRE_TYPES,
+    default="f32",
+    metavar="<f32|f16|bf16>",
+    help="how activations travel between devices: f16 and bf16 halve their bytes (default: f32)",
+)
+@click.option(
     "--timeout",
     type=Seconds(),
     default=30.0,
@@ -247,6 +256,7 @@ def _settings(
         worker_threads=threads_of_workers(local + untold(local_devices), threads, cores),
         timeout=given["timeout"],
         direct_copies=not given["no_direct_copies"],
+        wire_dtype=given["wire_dtype"],
         priority=int(given["prio"]),
         math_cores=cores,
         utilization=given["utilization"],

@@ -15,6 +15,7 @@ from caravan.cli.main import dashed
 from caravan.cli.seconds import Seconds
 from caravan.cli.trace import traced
 from caravan.errors import UsageError
+from caravan.wire.dtypes import WORDS
 
 if TYPE_CHECKING:
     from caravan.llm.complete import Report
@@ -168,6 +169,13 @@ _MIB = 1 << 20
     "--no-direct-copies", is_flag=True, help="Let all copies between workers pass this process."
 )
 @click.option(
+    "--wire-dtype",
+    type=click.Choice(tuple(WORDS)),
+    default="f32",
+    show_default=True,
+    help="How activations travel between devices; f16 and bf16 halve their bytes.",
+)
+@click.option(
     "--timeout",
     type=Seconds(),
     default=30.0,
@@ -215,6 +223,7 @@ def _run(
         threads=options["threads"],
         timeout=options["timeout"],
         direct_copies=not options["no_direct_copies"],
+        wire_dtype=options["wire_dtype"],
     )
     with open_devices(wanted, names) as devices:
         return complete(

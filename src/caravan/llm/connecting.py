@@ -21,6 +21,7 @@ def connect(
     timeout: float = 30.0,
     extension: bool = True,
     direct_copies: bool = True,
+    wire_dtype: str = "f32",
     threads: int = 0,
 ) -> Cluster:
     """Connect to workers, all at once, and make their devices known to the engine.
@@ -32,10 +33,11 @@ def connect(
             may take in all.
         extension: False speaks llama.cpp's plain RPC protocol even with a Caravan worker.
         direct_copies: whether workers that reach each other may copy without passing the head.
+        wire_dtype: `f16` or `bf16` let activations travel at half their size, with fewer digits.
         threads: of each `local:CPU` that names none; 0: an equal share of the cores.
 
     Raises:
-        UsageError: an endpoint is none or comes twice, or there is none.
+        UsageError: an endpoint is none or comes twice, or there is none; an unknown type.
         WorkerStartError: a local device does not exist.
         ConnectError: a worker cannot be reached or refuses.
         ProtocolError: what answers does not go together with this head.
@@ -44,7 +46,11 @@ def connect(
     names.check(local)
     if not local:
         return connect_workers(
-            endpoints, timeout=timeout, extension=extension, direct_copies=direct_copies
+            endpoints,
+            timeout=timeout,
+            extension=extension,
+            direct_copies=direct_copies,
+            wire_dtype=wire_dtype,
         )
     with ExitStack() as stack:
         specs = [names.spec(name) for name in local]
@@ -55,6 +61,7 @@ def connect(
             timeout=timeout,
             extension=extension,
             direct_copies=direct_copies,
+            wire_dtype=wire_dtype,
             names=dict(zip(workers.endpoints, names.numbered(local), strict=True)),
             closing=workers.close,
         )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ class Workers:
         threads: of each started worker that names none; 0: an equal share of the cores.
         timeout: seconds that a worker may be silent.
         direct_copies: whether workers may copy to each other without passing the head.
+        wire_dtype: how activations travel: f32, f16 or bf16.
     """
 
     endpoints: Sequence[str] = ()
@@ -36,6 +38,7 @@ class Workers:
     threads: int = 0
     timeout: float = 30.0
     direct_copies: bool = True
+    wire_dtype: str = "f32"
 
 
 @contextmanager
@@ -60,9 +63,13 @@ def open_workers(wanted: Workers) -> Iterator[Sequence[RemoteDevice]]:
             endpoints,
             timeout=wanted.timeout,
             direct_copies=wanted.direct_copies,
+            wire_dtype=wanted.wire_dtype,
             threads=threads,
         )
-        yield stack.enter_context(cluster).devices
+        stack.enter_context(cluster)
+        for note in cluster.notes:
+            print(f"caravan: note: {note}", file=sys.stderr)
+        yield cluster.devices
 
 
 @contextmanager
