@@ -11,7 +11,7 @@ from caravan.trace.recorder import Recorder
 from caravan.transport import memory
 from caravan.wire import codec
 from caravan.wire.commands import EXT, Ext
-from caravan.wire.extension import Status
+from caravan.wire.extension import TICKET_BITS, Status
 from caravan.worker import outlet, peers
 from caravan.worker.buffers import Buffer
 from caravan.worker.ext_channel import ExtChannel
@@ -100,12 +100,27 @@ def test_a_push_waits_where_too_much_has_not_been_taken(monkeypatch):
 
 
 def test_a_push_does_not_wait_for_ever_for_room(monkeypatch):
-    """Two devices that push to each other may each wait for what only the other can take."""
+    """A taker that froze would keep the source from all else."""
     monkeypatch.setattr(outlet, "PATIENCE", 0.01)
     parcels = Parcels(limit=100)
     for ticket in range(4):
         parcels.put(ticket, bytes(60))
     assert [len(parcels.take(ticket)) for ticket in range(4)] == [60] * 4
+
+
+def test_pushes_from_one_device_to_another_do_not_wait_for_those_between_others(monkeypatch):
+    monkeypatch.setattr(outlet, "PATIENCE", 3600.0)
+    parcels = Parcels(limit=100)
+    other = 1 << TICKET_BITS
+    for n in range(2):
+        parcels.put(n, bytes(60))
+        parcels.put(other + n, bytes(60))
+    side = Side(lambda: parcels.put(2, bytes(60)))
+    wait_until(lambda: parcels._changed._waiters)
+    assert parcels.take(other) == parcels.take(other + 1) == bytes(60)
+    assert side.running
+    parcels.take(1)
+    side.join()
 
 
 def test_a_push_of_nothing_within_an_empty_buffer():

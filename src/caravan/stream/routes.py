@@ -18,11 +18,10 @@ from caravan.stream.link import DeviceLink, TensorRef
 from caravan.stream.ticket import Ticket
 from caravan.wire.commands import U64
 from caravan.wire.dtypes import WireType
-from caravan.wire.extension import PeerTarget
+from caravan.wire.extension import TICKET_BITS, PeerTarget
 
 _WITHIN = 0
 _numbers = itertools.count(1)
-_tickets = itertools.count(1)
 
 
 class Path(Enum):
@@ -46,7 +45,8 @@ class Route:
     def __init__(self, src: DeviceLink, dst: DeviceLink) -> None:
         self._src = src
         self._dst = dst
-        self._number = _WITHIN
+        self._number = next(_numbers)
+        self._tickets = itertools.count(self._number << TICKET_BITS)
         # both commands of a copy are posted in one go: their order is the same on both sides
         self._lock = threading.Lock()
         self._opened: Ticket | None = None
@@ -88,7 +88,7 @@ class Route:
                 return
             if self._number == _WITHIN:
                 dtype = WireType.F32
-            number = next(_tickets)
+            number = next(self._tickets)
             self._links[0].push(src, size, self._number, number, dtype)
             self._last_take = self._links[1].take(dst, size, self._number, number, dtype)
             lost = self._src.stream.lost
@@ -113,6 +113,7 @@ class Route:
             return Path.RELAY
         self._links = (src, dst)
         if src.reach is dst.reach:
+            self._number = _WITHIN
             self._bind()
             return Path.DIRECT
         return Path.UNKNOWN
@@ -127,7 +128,6 @@ class Route:
             self.reason = f"{dst.reach.endpoint} is an address for this machine alone"
             self.path = Path.RELAY
             return
-        self._number = next(_numbers)
         target = PeerTarget(self._number, addresses, dst.reach.key, dst.index)
         self.path = Path.OPENING
         self._opened = src.open_peer(target)

@@ -32,6 +32,9 @@ _MAX_TEXT = 256
 # Graphs that both ends keep for each device, least recently used first out, counted alike.
 GRAPH_LRU = 64
 
+# A ticket is the number of a way from one device to another, and in so many low bits a count.
+TICKET_BITS = 32
+
 # Payload of one SET_MANY at most; what is bigger goes in a SET of its own.
 MAX_SET_MANY = 1 << 20
 

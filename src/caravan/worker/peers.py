@@ -9,6 +9,7 @@ same ticket, so on every way pushes and takes come in the same order.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass
 
 from caravan.errors import RemoteError
@@ -20,7 +21,7 @@ from caravan.transport.reader import Reader
 from caravan.wire.codec import ext_frame
 from caravan.wire.commands import EXT, Ext
 from caravan.wire.dtypes import WireType
-from caravan.wire.extension import FRAME, Status
+from caravan.wire.extension import FRAME, TICKET_BITS, Status
 from caravan.worker import outlet
 from caravan.worker.buffers import Buffer
 from caravan.worker.outlet import Outlet, Parts
@@ -37,24 +38,28 @@ _DATA = EXT[Ext.DATA].request
 class Parcels:
     """Copies within a session that were pushed and have not been taken.
 
+    What waits is counted for each way by itself, as between workers: to wait until others have
+    taken theirs could be to wait for each other.
+
     Args:
-        limit: bytes of them beyond which a push waits a while, as on the way to another worker.
+        limit: bytes on a way beyond which a push waits a while.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._changed = threading.Condition()
         self._parcels: dict[int, bytes] = {}
-        self._size = 0
+        self._sizes: Counter[int] = Counter()
 
     def put(self, ticket: int, data: bytes) -> None:
         """Wait a while for room, and leave it there; raises RemoteError for a ticket twice."""
+        way = ticket >> TICKET_BITS
         with self._changed:
-            self._changed.wait_for(lambda: self._size <= self._limit, outlet.PATIENCE)
+            self._changed.wait_for(lambda: self._sizes[way] <= self._limit, outlet.PATIENCE)
             if ticket in self._parcels:
                 raise RemoteError(Status.BAD_REQUEST, f"ticket {ticket} is pushed twice")
             self._parcels[ticket] = data
-            self._size += len(data)
+            self._sizes[way] += len(data)
             self._changed.notify_all()
 
     def take(self, ticket: int) -> bytes:
@@ -62,7 +67,7 @@ class Parcels:
         with self._changed:
             self._changed.wait_for(lambda: ticket in self._parcels)
             data = self._parcels.pop(ticket)
-            self._size -= len(data)
+            self._sizes[ticket >> TICKET_BITS] -= len(data)
             self._changed.notify_all()
         return data
 
