@@ -90,6 +90,12 @@ class SlowDevice(FakeDevice):
         return super().compute(graph)
 
 
+def narrow(sock: socket.socket) -> None:
+    """Little fits into this connection (of a listener: into those that it accepts)."""
+    for direction in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, direction, 4096)
+
+
 class InProcessWorker:
     """A supervisor and its session in one: greets whoever comes, and adopts it."""
 
@@ -100,6 +106,7 @@ class InProcessWorker:
         engine = SimpleNamespace(version="fake")
         self.session = worker_session.Session(engine, self.devices, ours)
         self._listener = socket.create_server(("127.0.0.1", 0))
+        narrow(self._listener)
         self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
         self._counter = 0
         self._thread = threading.Thread(target=self._accept, name="test-worker", daemon=True)

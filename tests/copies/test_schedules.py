@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from caravan.stream.routes import Path
-from caravan.worker import outlet, peers, session
-from copies.cluster import SIZE, Cluster, Kind, running
+from caravan.transport import tcp
+from caravan.transport.tcp import SocketTransport
+from caravan.worker import outlet, peering, peers, session
+from copies.cluster import SIZE, Cluster, Kind, narrow, running
 from wired import PATIENCE, Side
 
 KINDS = {
@@ -33,10 +36,18 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def sessions_end_alone(monkeypatch) -> Iterator[None]:
-    """A session's end must not be that of this process; and little may wait on each way."""
+    """A session's end must not be that of this process; and little fits into each way."""
+
+    def connect(*arguments: Any) -> SocketTransport:
+        transport = tcp.connect(*arguments)
+        narrow(transport._sock)
+        return transport
+
     monkeypatch.setattr(session, "leave", lambda code: None)
     monkeypatch.setattr(peers, "_BACKLOG", 30_000)
-    monkeypatch.setattr(outlet, "PATIENCE", 0.02)
+    # the order alone must see to it that nobody waits for ever
+    monkeypatch.setattr(outlet, "PATIENCE", 3600.0)
+    monkeypatch.setattr(peering, "connect", connect)
     yield
 
 
