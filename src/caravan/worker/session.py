@@ -86,6 +86,7 @@ class Session:
 
     def _serve(self, adopt: control.Adopt, transport: SocketTransport) -> None:
         in_order = False
+        channel: Channel | None = None
         try:
             channel = self._channel(adopt, transport)
             in_order = channel.serve()
@@ -96,6 +97,8 @@ class Session:
             log(f"internal error on the connection to {adopt.peer}: {type(exc).__name__}: {exc}")
         finally:
             transport.close()
+            if channel is not None:
+                channel.replies.close()
             self._left(adopt, in_order)
 
     def _channel(self, adopt: control.Adopt, transport: SocketTransport) -> Channel:
