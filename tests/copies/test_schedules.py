@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from caravan.stream.routes import Path
@@ -159,6 +159,8 @@ def few(examples: int) -> settings:
     return settings(
         max_examples=examples,
         deadline=None,
+        # a failure may depend on the moment, and one that hangs takes long: no smaller ones
+        phases=[Phase.explicit, Phase.reuse, Phase.generate],
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
 
