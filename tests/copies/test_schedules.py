@@ -166,7 +166,7 @@ def few(examples: int) -> settings:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@few(60)
+@few(40)
 @given(data=st.data())
 def test_what_is_posted_has_the_effects_of_its_order(name, data):
     ready = data.draw(st.booleans(), "ways are open before the first copy")
