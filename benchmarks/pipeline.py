@@ -1,6 +1,6 @@
 """How a pipeline scales: devices of one worker, many stages, slow links, and smaller activations.
 
-    python benchmarks/pipeline.py [devices stages delay bandwidth] [--rounds 5] [--json FILE]
+    python benchmarks/pipeline.py [PART ...] [--rounds 5] [--json FILE]
 
 Each part compares set-ups that are loaded at the same time and take turns, and prints ratios with
 their goals; the first round is a warm-up.
@@ -12,6 +12,7 @@ delay      links with 10 ms each way between head and workers and among the work
            direct copies against relayed ones, of what counting crossings allows; and prompt speed
            against the same without delay
 bandwidth  links of 100 Mbit/s: prompts with activations as f16 against f32
+fidelity   what f16 and bf16 do to the logits of the sample model over two workers
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import caravan
+from caravan.bench.fidelity import of_wire_dtype
 from caravan.llm import Context, ContextParams, Model, ModelParams
 from link import Link, free_port
 from measure import Tokens, decode_speed, machine, print_ratios, prompt_speed, quotients, spread
@@ -225,7 +227,32 @@ def bandwidth(rounds: int) -> list[Row]:
     ]
 
 
-PARTS = {"devices": devices, "stages": stages, "delay": delay, "bandwidth": bandwidth}
+def fidelity(rounds: int) -> list[Row]:
+    """Logits with smaller activations against those with f32, after each token of a text."""
+    text = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text()
+    print("\n| wire dtype | tokens | largest difference | mean KL, nats | same top token |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    with Bench(rounds) as bench:
+        cluster = bench.stack.enter_context(caravan.connect(bench.workers(2)))
+        model = Model("smollm2", ModelParams(repack=False), devices=cluster.devices)
+        bench.stack.callback(model.close)
+        tokens = model.tokenize(text)[:1024]
+        for dtype in ("f16", "bf16"):
+            found = of_wire_dtype(cluster, model, tokens, dtype)
+            print(
+                f"| {dtype} | {found.n_tokens} | {found.max_difference:.4f} |"
+                f" {found.mean_kl:.2e} | {found.same_top:.2%} |"
+            )
+    return []
+
+
+PARTS = {
+    "devices": devices,
+    "stages": stages,
+    "delay": delay,
+    "bandwidth": bandwidth,
+    "fidelity": fidelity,
+}
 
 
 def _fake(folder: str, **shape: int) -> Path:
@@ -256,7 +283,7 @@ def main() -> None:
     for name in args.parts or PARTS:
         print(f"\n## {name}")
         rows += PARTS[name](args.rounds)
-    medians = print_ratios(rows)
+    medians = print_ratios(rows) if rows else {}
     if args.json:
         args.json.write_text(json.dumps(medians, indent=2))
 

@@ -86,14 +86,14 @@ def test_what_the_workers_are_connected_with(direct, monkeypatch):
     wanted = opening.Workers(["a:1"], 0, [CPU, "local:CPU"], 5, 2.0, direct)
     with opening.open_workers(wanted) as devices:
         assert [device.name for device in devices] == ["RPC0", CPU, "local:CPU"]
-    options = {"timeout": 2.0, "direct_copies": direct, "threads": 5}
+    options = {"timeout": 2.0, "direct_copies": direct, "wire_dtype": "f32", "threads": 5}
     assert seen == [(["a:1", CPU, "local:CPU"], options)]
 
 
 class FakeCluster(SimpleNamespace):
     def __init__(self, endpoints):
         names = [text if text.startswith("local:") else "RPC0" for text in endpoints]
-        super().__init__(devices=[FakeDevice(name) for name in names])
+        super().__init__(devices=[FakeDevice(name) for name in names], notes=[])
 
     def __enter__(self):
         return self

@@ -26,7 +26,8 @@ def open_way(target: PeerTarget) -> tuple[SocketTransport, int]:
         try:
             return _open(Endpoint.parse(address), target)
         except CaravanError as exc:
-            reasons.append(str(exc))
+            text = str(exc)
+            reasons.append(text if address in text else f"{address}: {text}")
     raise RemoteError(Status.PEER_LOST, "; ".join(reasons) or "no address to reach it")
 
 
