@@ -150,7 +150,8 @@ def test_the_address_that_peers_are_told(given, told):
 def test_only_its_own_key_opens_a_session(source, sink):
     for key in ("", "no such key", sink.key, source.session.peer_key, "f" * 32):
         answer = open_way(source, sink, key=key)
-        assert (answer.status, answer.body) == (Status.PEER_LOST, b"no such session")
+        assert answer.status == Status.PEER_LOST
+        assert answer.body == f"{sink_endpoint(sink)}: no such session".encode()
     # and the other key opens no session to a head
     with ExtClient(sink_endpoint(sink), 1, sink.session.peer_key) as head:
         assert head.answer.status == Status.REFUSED
@@ -171,7 +172,8 @@ def test_only_while_the_session_lives(source, other_worker):
 
 def test_no_such_device(source, sink):
     answer = open_way(source, sink, device=1)
-    assert (answer.status, answer.body) == (Status.PEER_LOST, b"this worker has no device 1")
+    assert answer.status == Status.PEER_LOST
+    assert answer.body == f"{sink_endpoint(sink)}: this worker has no device 1".encode()
 
 
 def test_a_route_number_is_used_once(source, sink, other_worker):
