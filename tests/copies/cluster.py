@@ -24,6 +24,7 @@ from caravan.stream.session import Identity, Session, open_session
 from caravan.stream.ticket import Ticket
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
+from caravan.wire.dtypes import WireType
 from caravan.wire.extension import DeviceInfo, PeerRequest
 from caravan.wire.versions import V8
 from caravan.worker import control
@@ -241,12 +242,20 @@ class Cluster:
                 self._routes[source, target] = Route(*links)
             return self._routes[source, target]
 
-    def copy(self, source: int, at: int, target: int, to: int, size: int) -> None:
+    def copy(
+        self, source: int, at: int, target: int, to: int, size: int, dtype: WireType = WireType.F32
+    ) -> None:
         if source == target:
             self.devices[source].copy(at, to, size)
             return
         one, other = self.devices[source].at(at, size), self.devices[target].at(to, size)
-        self.route(source, target).copy(one, other, size)
+        self.route(source, target).copy(one, other, size, dtype)
+
+    def casts(self, source: int, target: int) -> bool:
+        """Whether what is copied may change its type on the way."""
+        one, other = self.devices[source].link, self.devices[target].link
+        apart = one.stream.endpoint != other.stream.endpoint
+        return apart and one.extension and other.extension
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ from caravan.trace.recorder import Recorder
 from caravan.trace.spans import Kind
 from caravan.transport.base import Buffer, Transport
 
-# Seconds that a sender waits for room. Then it goes on beyond the limit: devices that push to each
-# other may all wait for room that only the others can make, so no such wait may be for ever.
+# Seconds that a sender waits for room. Then it goes on beyond the limit: who should make it may
+# have frozen, and what else the sender has to do is not to wait for that.
 PATIENCE = 1.0
 
 Parts = Sequence[Buffer]
