@@ -29,7 +29,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import caravan
-from caravan.bench.fidelity import of_wire_dtype
+from caravan.bench.fidelity import compare, logits_of, of_wire_dtype
 from caravan.llm import Context, ContextParams, Model, ModelParams
 from link import Link, free_port
 from measure import Tokens, decode_speed, machine, print_ratios, prompt_speed, quotients, spread
@@ -237,12 +237,19 @@ def fidelity(rounds: int) -> list[Row]:
         model = Model("smollm2", ModelParams(repack=False), devices=cluster.devices)
         bench.stack.callback(model.close)
         tokens = model.tokenize(text)[:1024]
-        for dtype in ("f16", "bf16"):
-            found = of_wire_dtype(cluster, model, tokens, dtype)
-            print(
-                f"| {dtype} | {found.n_tokens} | {found.max_difference:.4f} |"
-                f" {found.mean_kl:.2e} | {found.same_top:.2%} |"
-            )
+        rows = {word: of_wire_dtype(cluster, model, tokens, word) for word in ("f16", "bf16")}
+        # what another order of the same sums does, to compare with
+        logits = []
+        for flash_attn in ("on", "off"):
+            params = ContextParams(n_ctx=1024, n_batch=256, n_ubatch=64, flash_attn=flash_attn)
+            with Context(model, params) as context:
+                logits.append(logits_of(context, tokens))
+        rows["f32, flash attention off / on"] = compare(*logits)
+    for name, found in rows.items():
+        print(
+            f"| {name} | {found.n_tokens} | {found.max_difference:.4f} |"
+            f" {found.mean_kl:.2e} | {found.same_top:.2%} |"
+        )
     return []
 
 
