@@ -568,12 +568,12 @@ def test_a_middle_one_that_froze_takes_along_who_waits_for_it(clock, device, a, 
     for route in routes:
         copy(route)
     logits = c.rig.get(1)
-    for _ in range(5):
+    for _ in range(20):
+        clock.now += 2
         # the first and the last one answer
-        for made in (a, c):
-            pass_time(made.rig, clock, 8)
-            made.stream._last_life = clock.now
-        b.stream.tick(clock.now)
+        a.stream._last_life = c.stream._last_life = clock.now
+        for made in (a, b, c):
+            made.stream.tick(clock.now)
     with pytest.raises(WorkerLost, match="no sign of life") as caught:
         logits.wait(PATIENCE)
     assert caught.value.device == "RPC1"

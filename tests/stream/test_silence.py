@@ -298,3 +298,37 @@ def test_a_defect_in_the_watch_over_one_stream_leaves_the_others_watched(open_ri
         wait_until(lambda: len(seen) > so_far + 2)
     finally:
         dog.close()
+
+
+# this process stands still
+
+
+@pytest.mark.parametrize("protocol", ["ext", "7"])
+def test_who_stood_still_does_not_blame_its_peer(clock, open_rig, protocol):
+    """The answer may have come meanwhile, and the watchdog be the first to run again."""
+    rig = open_rig(protocol)
+    ticket = rig.get(1) if protocol == "ext" else base_get(rig, 1)
+    pass_time(rig, clock, 5)
+    pass_time(rig, clock, 3600, 3600)
+    assert rig.stream.lost is None
+    rig.peer.reply(rig.peer.request(), b"x")
+    assert ticket.wait(PATIENCE) == b"x"
+
+
+def test_nor_does_it_where_nothing_is_owed(clock, rig):
+    rig.stream.keep_alive = True
+    pass_time(rig, clock, 5)
+    pass_time(rig, clock, 3600, 3600)
+    assert rig.stream.lost is None
+    pass_time(rig, clock, 1)
+    assert rig.peer.request().name == "PING"
+
+
+def test_a_peer_that_is_silent_after_that_is_lost_all_the_same(clock, rig):
+    ticket = rig.get(1)
+    pass_time(rig, clock, 3600, 3600)
+    pass_time(rig, clock, 14)
+    assert rig.stream.lost is None
+    pass_time(rig, clock, 3)
+    with pytest.raises(WorkerLost, match="no sign of life for 30 s"):
+        ticket.wait(PATIENCE)

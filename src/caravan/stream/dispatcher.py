@@ -89,7 +89,7 @@ class Stream:
         self._queued = 0
         self._seq = 0
         self._closing = False
-        self._last_life = time.monotonic()
+        self._last_life = self._looked = time.monotonic()
         self._received = 0
         self._pinged = False
         self._blocked = threading.Event()
@@ -416,6 +416,11 @@ class Stream:
         with self._lock:
             if self.lost is not None or self._closing:
                 return
+            if now - self._looked > self.timeout / 3:
+                # nobody has looked for so long: it is this process that stood still, and what its
+                # peer has said meanwhile is still to be read
+                self._last_life = max(self._last_life, now - self.timeout / 2)
+            self._looked = now
             if self._reader.received != self._received:
                 # also a part of a long reply is a sign of life
                 self._received = self._reader.received
