@@ -83,10 +83,10 @@ def test_what_the_workers_are_connected_with(direct, monkeypatch):
         return FakeCluster(endpoints)
 
     monkeypatch.setattr(opening, "connect", connect)
-    wanted = opening.Workers(["a:1"], 0, [CPU, "local:CPU"], 5, 2.0, direct)
+    wanted = opening.Workers(["a:1"], 0, [CPU, "local:CPU"], 5, 2.0, direct, "f16")
     with opening.open_workers(wanted) as devices:
         assert [device.name for device in devices] == ["RPC0", CPU, "local:CPU"]
-    options = {"timeout": 2.0, "direct_copies": direct, "wire_dtype": "f32", "threads": 5}
+    options = {"timeout": 2.0, "direct_copies": direct, "wire_dtype": "f16", "threads": 5}
     assert seen == [(["a:1", CPU, "local:CPU"], options)]
 
 
