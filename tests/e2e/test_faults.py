@@ -743,12 +743,12 @@ def assert_tells(error: WorkerLost, endpoint: str, device: str) -> None:
 def in_the_middle(cluster: caravan.Cluster, act: Callable[[], object]) -> Iterator[None]:
     """Do `act` on another thread once the last device has been sent its third graph or so."""
     stream = cluster.devices[-1].link.stream
-    start = stream.bytes_sent
+    start = stream.commands
     stop = threading.Event()
 
     def watch() -> None:
-        # 32 tokens of 576 floats each
-        while stream.bytes_sent - start < 3 * 32 * 576 * 4 and not stop.wait(0.001):
+        # a copy, other inputs, the graph
+        while stream.commands - start < 3 * 3 and not stop.wait(0.001):
             pass
         act()
 
