@@ -98,7 +98,7 @@ def test_every_address_says_why(serve, impatient):
     text = fails(port, silent.endpoint, "a b")
     assert text.split("; ") == [
         f"cannot connect to {port}: connection refused",
-        "no answer in time",
+        f"{silent.endpoint}: no answer in time",
         "endpoint 'a b' names no host: expected HOST:PORT",
     ]
 
