@@ -57,6 +57,11 @@ def deferred() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
+def shielded() -> bool:
+    """Whether no KeyboardInterrupt can come out of what the caller does now."""
+    return _depth > 0 or threading.current_thread() is not threading.main_thread()
+
+
 def note() -> None:
     """A callback caught a KeyboardInterrupt that it could not let through."""
     global _pending

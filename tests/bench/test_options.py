@@ -45,7 +45,6 @@ def test_flash_attn_words() -> None:
     [
         ("split_mode", "row", "--split-mode"),
         ("split_mode", "layer,tensor", "--split-mode"),
-        ("poll", "100", "--poll"),
         ("cpu_strict", "1", "--cpu-strict"),
         ("fit_target", "1024", "--fit-target"),
         ("fit_min_ctx", "4096", "--fit-ctx"),
@@ -59,7 +58,7 @@ def test_what_does_not_work_says_so(field: str, text: str, flag: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "text"),
-    [("poll", "50"), ("cpu_strict", "0"), ("fit_target", "0"), ("split_mode", "none,layer")],
+    [("cpu_strict", "0"), ("fit_target", "0"), ("split_mode", "none,layer")],
 )
 def test_their_defaults_are_accepted(field: str, text: str) -> None:
     assert grid_of(**{field: text})[field] == BY_FIELD[field].reader(text)

@@ -160,3 +160,39 @@ def test_close_from_several_threads(ends):
 
 def test_peer_is_named(ends):
     assert all(isinstance(end.peer, str) and end.peer for end in ends)
+
+
+@pytest.mark.parametrize("spin", [0.0, 0.001, PATIENCE])
+def test_waiting_until_there_is_something_to_read(ends, spin):
+    one, two = ends
+    assert one.wait_readable(0.002, spin) is False
+    two.send([b"x"])
+    assert one.wait_readable(PATIENCE, spin) is True
+    assert one.wait_readable(0, spin) is True
+    receive(one, 1)
+    assert one.wait_readable(0, spin) is False
+    side = Side(lambda: one.wait_readable(PATIENCE, spin))
+    two.send([b"x"])
+    assert side.join() is True
+
+
+def test_an_end_is_something_to_read(ends):
+    one, two = ends
+    two.close()
+    assert one.wait_readable(PATIENCE) is True
+    with pytest.raises(ConnectionClosed):
+        one.recv_into(memoryview(bytearray(1)))
+
+
+@pytest.mark.parametrize("spin", [0.0, PATIENCE])
+def test_close_wakes_who_waits_to_read(ends, spin):
+    one, _ = ends
+
+    def wait() -> None:
+        one.wait_readable(PATIENCE, spin)
+        one.recv_into(memoryview(bytearray(1)))
+
+    side = Side(wait)
+    one.close()
+    with pytest.raises(ConnectionClosed):
+        side.join()

@@ -14,6 +14,7 @@ from caravan.backend import timeline
 from caravan.backend.device import RemoteDevice
 from caravan.engine import layouts
 from caravan.errors import ConnectError, UsageError
+from caravan.stream.receiver import DEFAULT_POLL, check_poll
 from caravan.stream.routes import Route
 from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_session
 from caravan.stream.telemetry import DeviceStats
@@ -45,6 +46,7 @@ class Cluster:
         self._sessions = sessions
         self._watchdog = watchdog
         self._wire_type = WireType.F32
+        self._poll = DEFAULT_POLL
         self._watch = timeline.watch(devices)
         self._closing = closing
 
@@ -72,6 +74,20 @@ class Cluster:
         self._wire_type = wire_type(word)
         for device in self.devices:
             device.wire_type = self._wire_type
+
+    @property
+    def poll(self) -> int:
+        """0...100: how long a thread that waits for a device looks for the answer before it sleeps.
+
+        It may be set at any time; raises UsageError.
+        """
+        return self._poll
+
+    @poll.setter
+    def poll(self, level: int) -> None:
+        self._poll = check_poll(level)
+        for device in self.devices:
+            device.poll = level
 
     @property
     def notes(self) -> list[str]:
@@ -166,6 +182,7 @@ def connect(
     extension: bool = True,
     direct_copies: bool = True,
     wire_dtype: str = "f32",
+    poll: int = DEFAULT_POLL,
     names: Mapping[str, str] | None = None,
     closing: Callable[[], None] = lambda: None,
 ) -> Cluster:
@@ -178,11 +195,14 @@ def connect(
         extension: False speaks llama.cpp's plain RPC protocol even with a Caravan worker.
         direct_copies: whether workers that reach each other may copy without passing the head.
         wire_dtype: `f16` or `bf16` let activations travel at half their size, with fewer digits.
+        poll: 0...100, how long a thread that waits for a device looks for the answer before it
+            sleeps: 0.2 ms for each step, so that short computations are noticed at once.
         names: by endpoint, what the device of a worker is called instead of RPCn.
         closing: called at the end of the cluster's `close`; more than once does no harm.
 
     Raises:
-        UsageError: an endpoint is none or comes twice, or there is none; an unknown type.
+        UsageError: an endpoint is none or comes twice, or there is none; an unknown type; a level
+            of polling that is none.
         ConnectError: a worker cannot be reached or refuses.
         ProtocolError: what answers does not go together with this head.
     """
@@ -194,6 +214,7 @@ def connect(
         # its devices would have equal names and addresses, which the engine takes for the same
         raise UsageError(f"{twice} is given twice; for more devices there, see caravan worker -d")
     wire_type(wire_dtype)
+    check_poll(poll)
     if timeout <= 0:
         raise UsageError(f"timeout {timeout:g} s is not above 0")
     plugin = plugins.load()
@@ -227,6 +248,7 @@ def connect(
     open_routes(devices)
     cluster = Cluster(sessions, devices, watchdog, closing)
     cluster.wire_dtype = wire_dtype
+    cluster.poll = poll
     return cluster
 
 

@@ -79,6 +79,18 @@ class RemoteDevice:
     def __repr__(self) -> str:
         return f"<RemoteDevice {self.name} at {self.endpoint}: {self.description}>"
 
+    @property
+    def poll(self) -> int:
+        """0...100: how long a thread that waits for it looks for the answer before it sleeps.
+
+        Of all devices behind one connection (those of a llama.cpp server), it is one.
+        """
+        return self.link.stream.poll
+
+    @poll.setter
+    def poll(self, level: int) -> None:
+        self.link.stream.poll = level
+
     def memory(self) -> tuple[int, int]:
         """Free and total bytes, as the worker says; asked at most once a second."""
         now = time.monotonic()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from caravan.backend.device import RemoteDevice
 from caravan.bench.plan import Case
 from caravan.bench.result import ModelFacts
 from caravan.llm import Context, ContextParams, EngineDevice, Model, ModelParams
@@ -76,6 +77,9 @@ class LlmModel:
         return self._model.bos if self._model.add_bos else None
 
     def context(self, case: Case) -> LlmContext:
+        for device in self._model.devices:
+            if isinstance(device, RemoteDevice):
+                device.poll = case.poll
         return LlmContext(self._model, case)
 
     def close(self) -> None:

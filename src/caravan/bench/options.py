@@ -142,10 +142,9 @@ OPTIONS = (
         "poll",
         ("--poll",),
         "<0...100>",
-        read.integers(),
+        read.integers(0, 100),
         (50,),
-        working=(50,),
-        help="polling level; only 50 yet",
+        help="how long to look for an answer of a worker before sleeping",
     ),
     TestOption(
         "n_gpu_layers",

@@ -176,6 +176,14 @@ _MIB = 1 << 20
     help="How activations travel between devices; f16 and bf16 halve their bytes.",
 )
 @click.option(
+    "--poll",
+    type=click.IntRange(0, 100),
+    default=50,
+    show_default=True,
+    metavar="0...100",
+    help="How long to look for an answer of a worker before sleeping.",
+)
+@click.option(
     "--timeout",
     type=Seconds(),
     default=30.0,
@@ -224,6 +232,7 @@ def _run(
         timeout=options["timeout"],
         direct_copies=not options["no_direct_copies"],
         wire_dtype=options["wire_dtype"],
+        poll=options["poll"],
     )
     with open_devices(wanted, names) as devices:
         return complete(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from caravan.backend import Cluster
+from caravan.backend import DEFAULT_POLL, Cluster
 from caravan.backend import connect as connect_workers
 from caravan.llm.cores import physical_cores, share_of_cores
 from caravan.worker import names
@@ -22,6 +22,7 @@ def connect(
     extension: bool = True,
     direct_copies: bool = True,
     wire_dtype: str = "f32",
+    poll: int = DEFAULT_POLL,
     threads: int = 0,
 ) -> Cluster:
     """Connect to workers, all at once, and make their devices known to the engine.
@@ -34,10 +35,13 @@ def connect(
         extension: False speaks llama.cpp's plain RPC protocol even with a Caravan worker.
         direct_copies: whether workers that reach each other may copy without passing the head.
         wire_dtype: `f16` or `bf16` let activations travel at half their size, with fewer digits.
+        poll: 0...100, how long a thread that waits for a device looks for the answer before it
+            sleeps: 0.2 ms for each step, so that short computations are noticed at once.
         threads: of each `local:CPU` that names none; 0: an equal share of the cores.
 
     Raises:
-        UsageError: an endpoint is none or comes twice, or there is none; an unknown type.
+        UsageError: an endpoint is none or comes twice, or there is none; an unknown type; a level
+            of polling that is none.
         WorkerStartError: a local device does not exist.
         ConnectError: a worker cannot be reached or refuses.
         ProtocolError: what answers does not go together with this head.
@@ -51,6 +55,7 @@ def connect(
             extension=extension,
             direct_copies=direct_copies,
             wire_dtype=wire_dtype,
+            poll=poll,
         )
     with ExitStack() as stack:
         specs = [names.spec(name) for name in local]
@@ -62,6 +67,7 @@ def connect(
             extension=extension,
             direct_copies=direct_copies,
             wire_dtype=wire_dtype,
+            poll=poll,
             names=dict(zip(workers.endpoints, names.numbered(local), strict=True)),
             closing=workers.close,
         )

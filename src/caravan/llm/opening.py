@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from caravan.backend import RemoteDevice, open_routes
+from caravan.backend import DEFAULT_POLL, RemoteDevice, open_routes
 from caravan.errors import UsageError
 from caravan.llm.connecting import connect, share
 from caravan.llm.devices import EngineDevice, local_devices, pick
@@ -30,6 +30,7 @@ class Workers:
         timeout: seconds that a worker may be silent.
         direct_copies: whether workers may copy to each other without passing the head.
         wire_dtype: how activations travel: f32, f16 or bf16.
+        poll: 0...100, how long to look for an answer before sleeping; see `connect`.
     """
 
     endpoints: Sequence[str] = ()
@@ -39,6 +40,7 @@ class Workers:
     timeout: float = 30.0
     direct_copies: bool = True
     wire_dtype: str = "f32"
+    poll: int = DEFAULT_POLL
 
 
 @contextmanager
@@ -64,6 +66,7 @@ def open_workers(wanted: Workers) -> Iterator[Sequence[RemoteDevice]]:
             timeout=wanted.timeout,
             direct_copies=wanted.direct_copies,
             wire_dtype=wanted.wire_dtype,
+            poll=wanted.poll,
             threads=threads,
         )
         stack.enter_context(cluster)

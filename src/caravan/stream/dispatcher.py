@@ -26,6 +26,7 @@ from caravan.errors import (
 from caravan.stream.due import Due
 from caravan.stream.framing import Framing, Reply
 from caravan.stream.message import Message, Part, length
+from caravan.stream.receiver import Receiver
 from caravan.stream.ticket import Ticket
 from caravan.transport.base import Buffer, Transport
 from caravan.transport.reader import Reader
@@ -95,10 +96,17 @@ class Stream:
         self._blocked = threading.Event()
         self._mourners: list[Callable[[WorkerLost], None]] = []
         self._room = threading.Condition(self._lock)
+        self._receiver = Receiver(
+            transport,
+            self._reader,
+            name=f"caravan-recv {endpoint} {device}",
+            read_one=self._receive,
+            ended=self._done,
+            missed=lambda: bool(self._due),
+            at_end=self._mourn,
+        )
         self._threads = [
-            threading.Thread(
-                target=self._receive, name=f"caravan-recv {endpoint} {device}", daemon=True
-            ),
+            self._receiver.thread,
             threading.Thread(
                 target=self._write, name=f"caravan-send {endpoint} {device}", daemon=True
             ),
@@ -117,6 +125,15 @@ class Stream:
     def bytes_received(self) -> int:
         """Since the start, those of the handshake included."""
         return self._reader.received
+
+    @property
+    def poll(self) -> int:
+        """0...100: how long who waits for a reply looks for it before it sleeps."""
+        return self._receiver.poll
+
+    @poll.setter
+    def poll(self, level: int) -> None:
+        self._receiver.poll = level
 
     @property
     def ended(self) -> bool:
@@ -217,6 +234,7 @@ class Stream:
 
         with self._lock:
             self._transport = wrapped(self._transport)
+            self._receiver.wrap(self._transport)
         self._reader.wrap(wrapped)
 
     def _enqueue(
@@ -229,6 +247,7 @@ class Stream:
             message.gates, self._gates = self._gates, []
         if ticket is not None:
             ticket.seq = self._seq
+            ticket.receiver = self._receiver
             self._owe()
             self._due.add(ticket, command.aside)
         self._queue.append(message)
@@ -347,15 +366,16 @@ class Stream:
     # receiving
 
     def _receive(self) -> None:
-        """The receiver thread."""
+        """Read and settle one reply; called by the receiver, or by who waits through it."""
         try:
-            while not self._done():
-                reply = self._framing.read_reply(self._reader, self._due)
-                self._last_life = time.monotonic()
-                self._deliver(reply)
+            reply = self._framing.read_reply(self._reader, self._due)
+            self._last_life = time.monotonic()
+            self._deliver(reply)
         except Exception as exc:
             self.fail(_own(exc), self._next("receive"))
-        # here, because whoever has noticed the loss may hold locks
+
+    def _mourn(self) -> None:
+        """On the receiver's thread, because whoever has noticed the loss may hold locks."""
         if self.lost is not None:
             for call in self._mourners:
                 call(self.lost)
@@ -484,6 +504,7 @@ class Stream:
         due = self._due.take_all()
         self._room.notify_all()
         self._blocked.set()
+        self._receiver.hurry()
         for ticket in due:
             ticket.fail(error)
 

@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from caravan.errors import CaravanError, TransportTimeout
 
 _SLICE = 1.0
 _STOP_SLICE = 0.1
+
+
+class Receives(Protocol):
+    """Who reads the replies of a stream; see `Receiver`."""
+
+    def serve(self, ticket: Ticket, seconds: float) -> bool:
+        """Read on the caller's thread until it is done, `seconds` at most; False: wait for it."""
+
+    def hurry(self) -> None:
+        """Somebody is waiting who does not read."""
 
 
 class Ticket:
@@ -25,6 +36,7 @@ class Ticket:
         data: the reply once it is done, unless it went to the caller's memory.
         error: why there is no reply, once it failed.
         seq: sequence number of the request in the extension.
+        receiver: who reads it, once it was posted.
         fatal: whether an error reply to it loses the stream; only questions may fail on their own.
     """
 
@@ -40,6 +52,7 @@ class Ticket:
         "error",
         "fatal",
         "name",
+        "receiver",
         "seq",
         "size",
     )
@@ -61,6 +74,7 @@ class Ticket:
         self.data: bytes | bytearray = b""
         self.error: CaravanError | None = None
         self.done = False
+        self.receiver: Receives | None = None
         self._abandoned = False
         self.seq = 0
         # popping it decides, atomically, whether the receiver or a failing stream settles it
@@ -121,6 +135,8 @@ class Ticket:
         waiters = self._waiters
         if waiters is not None:
             waiters.append(call)
+            if self.receiver is not None:
+                self.receiver.hurry()
         # the resolver may have taken the list just before the append
         if self.done:
             call()
@@ -133,9 +149,7 @@ class Ticket:
         left = timeout
         while not self.done:
             step = _SLICE if left is None else min(_SLICE, left)
-            if self._lock.acquire(timeout=step):
-                self._lock.release()
-            elif left is not None:
+            if not self._rest(step) and left is not None:
                 left -= step
                 if left <= 0:
                     raise TransportTimeout(f"no answer to {self.name} within {timeout:g} s")
@@ -150,7 +164,17 @@ class Ticket:
         caller's memory is left with zeros, for good.
         """
         while not self.done and not self._abandoned:
-            if self._lock.acquire(timeout=_SLICE if stop is None else _STOP_SLICE):
-                self._lock.release()
-            elif stop is not None and stop():
+            if not self._rest(_SLICE if stop is None else _STOP_SLICE) and stop and stop():
                 self.abandon()
+
+    def _rest(self, seconds: float) -> bool:
+        """Wait until it is done, `seconds` at most; whether it is."""
+        receiver = self.receiver
+        if receiver is not None:
+            if receiver.serve(self, seconds):
+                return self.done
+            receiver.hurry()
+        if not self._lock.acquire(timeout=seconds):
+            return False
+        self._lock.release()
+        return True

@@ -24,6 +24,13 @@ class Transport(Protocol):
     def recv_into(self, buffer: memoryview) -> int:
         """Wait for bytes and put them into `buffer`; how many. ConnectionClosed at the end."""
 
+    def wait_readable(self, timeout: float, spin: float = 0.0) -> bool:
+        """Wait until `recv_into` would not, `timeout` seconds at most; False when it still would.
+
+        For the first `spin` seconds it looks again and again rather than sleep, as long as nobody
+        else wants the processor.
+        """
+
     def close(self) -> None:
         """End both directions at once and wake whoever waits in the other methods. Idempotent."""
 

@@ -70,6 +70,11 @@ class MemoryTransport:
                 raise ConnectionClosed("the connection was closed")
             return len(pipe.data) < pipe.capacity
 
+    def wait_readable(self, timeout: float, spin: float = 0.0) -> bool:
+        pipe = self._incoming
+        with pipe.changed:
+            return bool(pipe.changed.wait_for(lambda: pipe.data or pipe.closed, timeout))
+
     def recv_into(self, buffer: memoryview) -> int:
         pipe = self._incoming
         with pipe.changed:

@@ -29,6 +29,9 @@ class RecordingTransport:
     def wait_writable(self, timeout: float) -> bool:
         return self._inner.wait_writable(timeout)
 
+    def wait_readable(self, timeout: float, spin: float = 0.0) -> bool:
+        return self._inner.wait_readable(timeout, spin)
+
     def recv_into(self, buffer: memoryview) -> int:
         count = self._inner.recv_into(buffer)
         self._received(time.perf_counter_ns(), count)

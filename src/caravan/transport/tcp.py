@@ -7,6 +7,7 @@ probes notice a machine that vanished; silence of a live one is the stream's aff
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
@@ -52,10 +53,16 @@ class SocketTransport:
             raise ConnectionClosed(_reason(exc)) from exc
 
     def wait_writable(self, timeout: float) -> bool:
+        return self._wait(select.POLLOUT, timeout)
+
+    def wait_readable(self, timeout: float, spin: float = 0.0) -> bool:
+        return self._wait(select.POLLIN, timeout, spin)
+
+    def _wait(self, event: int, timeout: float, spin: float = 0.0) -> bool:
         try:
             poll = select.poll()
-            poll.register(self._sock.fileno(), select.POLLOUT)
-            return bool(poll.poll(timeout * 1000))
+            poll.register(self._sock.fileno(), event)
+            return (spin > 0 and _spin(poll, min(spin, timeout))) or bool(poll.poll(timeout * 1000))
         except (OSError, ValueError) as exc:
             raise ConnectionClosed("the connection was closed") from exc
 
@@ -91,7 +98,25 @@ class SocketTransport:
         self._sock.close()
 
 
+# Giving way returns at once where nobody else wants the processor.
+_yield = getattr(os, "sched_yield", lambda: time.sleep(0))
+_LET_IN = 0.0003
+
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+def _spin(poll: select.poll, seconds: float) -> bool:
+    """Look for an event without sleeping, `seconds` at most, or until the processor is wanted."""
+    last = time.monotonic()
+    end = last + seconds
+    while not poll.poll(0):
+        _yield()
+        now = time.monotonic()
+        # to get on took that long: somebody else was let in
+        if now > end or now - last > _LET_IN:
+            return False
+        last = now
+    return True
 
 
 def _reason(exc: OSError) -> str:
