@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -199,6 +200,25 @@ def test_a_wait_that_is_stopped_leaves_the_reply_to_the_thread(rig: Rig) -> None
     rig.peer.reply(rig.peer.request(), b"abc")
     assert ticket.wait(PATIENCE) == b"abc"
     assert target == bytes(3)
+
+
+def test_who_waits_in_slices_goes_on_reading(rig: Rig, aloof) -> None:
+    ticket, stop = rig.get(3), threading.Event()
+    names, slices = resolved_by(ticket), []
+
+    def asked() -> bool:
+        threading.current_thread().name = "waiting"
+        slices.append(1)
+        return stop.is_set()
+
+    side = Side(lambda: ticket.settle(asked))
+    request = rig.peer.request("GET")
+    wait_until(lambda: len(slices) >= 2 and being_read(rig))
+    assert not rig.stream._receiver._look.is_set()
+    assert rig.stream._receiver._others_until > time.monotonic() + 60
+    rig.peer.reply(request, b"abc")
+    side.join()
+    assert names == ["waiting"]
 
 
 class Waits:

@@ -96,7 +96,8 @@ class Receiver:
             self._waited = now - start
             self._others_until = now + _LINGER
             self._turn.release()
-            if self._missed():
+            # who leaves without it comes back, or has given it up
+            if ticket.done and self._missed():
                 self.hurry()
         return ticket.done or not self._ended()
 
