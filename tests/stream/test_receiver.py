@@ -35,6 +35,11 @@ def being_read(rig: Rig) -> bool:
     return rig.stream._receiver._turn.locked()
 
 
+def stays_away(rig: Rig) -> bool:
+    """Whether the thread waits to be fetched."""
+    return bool(rig.stream._receiver._look._cond._waiters)  # type: ignore[attr-defined]
+
+
 def answer_to_a_waiter(rig: Rig) -> list[str]:
     """One reply that somebody waits for before it comes; who settled it."""
     ticket = rig.get(3)
@@ -114,6 +119,7 @@ def test_two_wait_and_one_reads(rig: Rig, aloof) -> None:
 
 def test_what_others_depend_on_fetches_the_thread(rig: Rig, aloof) -> None:
     answer_to_a_waiter(rig)
+    wait_until(lambda: stays_away(rig))
     ticket, called = rig.get(3), threading.Event()
     ticket.on_done(called.set)
     rig.peer.reply(rig.peer.request(), b"abc")
