@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -38,7 +39,6 @@ def test_only_the_newest_spans_are_kept_and_the_others_are_counted() -> None:
 def test_nothing_is_kept_while_it_is_off() -> None:
     recorder = Recorder()
     for kind in Kind:
-        recorder.end(kind, recorder.begin(kind), 10)
         with recorder.during(kind):
             pass
     assert len(recorder.spans) == 0
@@ -47,12 +47,21 @@ def test_nothing_is_kept_while_it_is_off() -> None:
 def test_a_span_has_the_times_of_its_begin_and_end() -> None:
     recorder = Recorder()
     recorder.switch(True)
-    start = recorder.begin(Kind.COPY_OUT)
-    recorder.end(Kind.COPY_OUT, start, 100, key=7, detail=2)
+    before = time.perf_counter_ns()
+    with recorder.during(Kind.COPY_OUT, 100, key=7, detail=2):
+        inside = time.perf_counter_ns()
     (kept,), dropped = recorder.spans.take()
-    assert kept == Span(start, kept.end, Kind.COPY_OUT, 2, 100, 7)
-    assert kept.end >= start
+    assert kept == Span(kept.start, kept.end, Kind.COPY_OUT, 2, 100, 7)
+    assert before <= kept.start <= inside <= kept.end <= time.perf_counter_ns()
     assert dropped == 0
+
+
+def test_the_size_may_be_learnt_on_the_way() -> None:
+    recorder = Recorder()
+    recorder.switch(True)
+    with recorder.during(Kind.REPLY) as sending:
+        sending.size = 5
+    assert [kept.size for kept in recorder.spans.take()[0]] == [5]
 
 
 def test_a_recording_begins_without_what_an_earlier_one_left() -> None:

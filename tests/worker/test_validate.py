@@ -250,7 +250,7 @@ def test_a_graph_keeps_what_c_sees_and_its_names_end() -> None:
     rows["name"] = b"x" * 64
     rows["use_count"][0] = 3
     graph = Graph(Table(rows, 2), MEMORY, Anything())
-    tensors, nodes, keys, uses, _used = graph._keep
+    _, tensors, nodes, keys, uses, _used = graph._keep
     assert graph.address % 8 == 0 and graph.n_nodes == 2 and graph.nanoseconds == 12
     assert tensors["name"].tolist() == [b"x" * 63] * 5
     base = tensors.ctypes.data

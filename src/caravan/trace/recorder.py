@@ -18,26 +18,13 @@ _COUNTS_AS[Kind.REPLY] = _COUNTS_AS[Kind.COPY_OUT] = SENDING
 
 
 class Recorder:
-    """See the module. Any thread may call.
-
-    `begin` and `end` are for those who learn only afterwards how many bytes it was.
-    """
+    """See the module. Any thread may call."""
 
     __slots__ = ("activity", "spans")
 
     def __init__(self) -> None:
         self.activity = Activity()
         self.spans = Spans()
-
-    def begin(self, kind: Kind) -> int:
-        """Something begins on the caller's thread, who must call `end`; the time."""
-        return self.activity.begin(_COUNTS_AS[kind])
-
-    def end(self, kind: Kind, start: int, size: int = 0, key: int = 0, detail: int = 0) -> None:
-        """It is over; see `Span` for the numbers."""
-        end = self.activity.end(_COUNTS_AS[kind])
-        if self.spans.on:
-            self.spans.add(Span(start, end, kind, detail, size, key))
 
     def during(self, kind: Kind, size: int = 0, key: int = 0, detail: int = 0) -> During:
         """A context for what happens in it; see `Span` for the numbers."""
@@ -51,20 +38,27 @@ class Recorder:
 
 
 class During:
-    """Something that is going on; counted and recorded also when it fails."""
+    """Something that is going on; counted and recorded also when it fails.
 
-    __slots__ = ("_detail", "_key", "_kind", "_recorder", "_size", "_start")
+    Attributes:
+        size: see `Span`; for those who learn it only while it goes on.
+    """
+
+    __slots__ = ("_activity", "_detail", "_key", "_kind", "_spans", "_start", "_what", "size")
 
     def __init__(self, recorder: Recorder, kind: Kind, size: int, key: int, detail: int) -> None:
-        self._recorder = recorder
+        self.size = size
+        self._activity = recorder.activity
+        self._spans = recorder.spans
+        self._what = _COUNTS_AS[kind]
         self._kind = kind
-        self._size = size
         self._key = key
         self._detail = detail
         self._start = 0
 
-    def __enter__(self) -> None:
-        self._start = self._recorder.begin(self._kind)
+    def __enter__(self) -> During:
+        self._start = self._activity.begin(self._what)
+        return self
 
     def __exit__(
         self,
@@ -72,4 +66,7 @@ class During:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._recorder.end(self._kind, self._start, self._size, self._key, self._detail)
+        end = self._activity.end(self._what)
+        if self._spans.on:
+            span = Span(self._start, end, self._kind, self._detail, self.size, self._key)
+            self._spans.add(span)

@@ -46,7 +46,7 @@ class SocketTransport:
 
     def send(self, parts: Sequence[Buffer]) -> int:
         try:
-            return self._sock.sendmsg(parts[:_MAX_PARTS], (), socket.MSG_DONTWAIT | _NOSIGNAL)
+            return self._sock.sendmsg(parts[:_MAX_PARTS], (), _AT_ONCE)
         except BlockingIOError:
             return 0
         except OSError as exc:
@@ -102,7 +102,8 @@ class SocketTransport:
 _yield = getattr(os, "sched_yield", lambda: time.sleep(0))
 _LET_IN = 0.0003
 
-_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+# Plain numbers: the sum of two flags is a matter of several calls.
+_AT_ONCE = int(socket.MSG_DONTWAIT) | int(getattr(socket, "MSG_NOSIGNAL", 0))
 
 
 def _spin(poll: select.poll, seconds: float) -> bool:

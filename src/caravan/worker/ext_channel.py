@@ -31,7 +31,7 @@ _SHORT = 64
 _LONG = (Ext.GRAPH_RECOMPUTE, Ext.PUSH, Ext.TAKE)
 _MAX_OPENING = 32
 _NOT_HERE = (Ext.SESSION, Ext.PEER, Ext.DATA)
-_LIMITS = {
+_LIMITS: dict[int, int] = {
     Ext.GRAPH_COMPUTE: MAX_GRAPH,
     Ext.SET_MANY: MAX_SET_MANY,
     Ext.SET_CAST: EXT[Ext.SET_CAST].request.size + MAX_CAST,
@@ -91,7 +91,7 @@ class ExtChannel(Channel):
             self._refuse(number, seq, RemoteError(Status.UNKNOWN_COMMAND, f"command {number}"))
             return None
         self.lane.counters.count(command.name)
-        if not command.fits(length) or length > _LIMITS.get(Ext(number), MAX_PAYLOAD):
+        if not command.fits(length) or length > _LIMITS.get(number, MAX_PAYLOAD):
             self.reader.skip(length)
             self._refuse(number, seq, bad(f"{command.name} cannot have {length} bytes"))
         elif number == Ext.SET:
@@ -177,12 +177,14 @@ class ExtChannel(Channel):
     def _answer(self, command: Command, seq: int, body: Callable[[], Parts]) -> Work:
         """`body` as work that never raises and returns a whole reply."""
 
+        silent = command.silent
+
         def work() -> Parts:
             try:
                 parts = body()
             except Exception as exc:
                 return error_reply(command.number, seq, as_remote(exc))
-            if command.silent:
+            if silent:
                 return NOTHING
             return (ext_frame(command.number, seq, sum(map(len, parts))), *parts)
 

@@ -34,12 +34,13 @@ class Graph:
     """A graph in the engine's form.
 
     Attributes:
+        address: of the ggml_cgraph.
         handles: the buffers that it touches; when one is freed the graph must go.
         version: that of the buffer table it was checked against.
         nanoseconds: the device's estimate.
     """
 
-    __slots__ = ("_graph", "_keep", "handles", "n_nodes", "nanoseconds", "version")
+    __slots__ = ("_keep", "address", "handles", "n_nodes", "nanoseconds", "version")
 
     def __init__(self, table: Table, memory: Memory, device: Computes) -> None:
         """Raises RemoteError when the table is not sound or the device cannot compute it."""
@@ -50,12 +51,9 @@ class Graph:
         self.handles = placement.handles
         self.version = memory.version
         self.nanoseconds = device.estimate(table)
-        self._graph, self._keep = _build_graph(table, tensors)
-
-    @property
-    def address(self) -> int:
-        """Of the ggml_cgraph."""
-        return int(self._graph.ctypes.data)
+        graph, pointed_to = _build_graph(table, tensors)
+        self._keep = [graph, *pointed_to]
+        self.address = int(graph.ctypes.data)
 
 
 def tensor_alone(table: Table, memory: Memory) -> npt.NDArray[Any]:

@@ -18,6 +18,7 @@ from caravan.wire.commands import EXT, SET_ENTRY, Ext
 from caravan.wire.dtypes import WireType, decode_wire_type
 from caravan.wire.extension import Status, decode_peer_target
 from caravan.wire.records import EXT_TENSOR, SPAN
+from caravan.worker.buffers import Buffer
 from caravan.worker.copies import copy_within
 from caravan.worker.graph import tensor_alone
 from caravan.worker.lane import Lane
@@ -109,15 +110,16 @@ def set_many(lane: Lane, payload: bytes) -> Parts:
     start = head.size + count * SET_ENTRY.size
     if start > len(payload):
         raise RemoteError(Status.BAD_REQUEST, f"SET_MANY of {count} entries is cut short")
-    entries = SET_ENTRY.unpack_many(payload[head.size : start])
-    if sum(size for _, size in entries) != len(payload) - start:
-        raise RemoteError(Status.BAD_REQUEST, "SET_MANY's sizes do not add up to its payload")
-    places = [(*lane.locate(address, size), size) for address, size in entries]
     data = memoryview(payload)
-    for buffer, offset, size in places:
-        if buffer.native is not None:
-            buffer.native.write(offset, data[start : start + size])
+    places: list[tuple[Buffer, int, memoryview]] = []
+    for address, size in SET_ENTRY.unpack_many(data[head.size : start]):
+        places.append((*lane.locate(address, size), data[start : start + size]))
         start += size
+    if start != len(payload):
+        raise RemoteError(Status.BAD_REQUEST, "SET_MANY's sizes do not add up to its payload")
+    for buffer, offset, part in places:
+        if buffer.native is not None:
+            buffer.native.write(offset, part)
     lane.counters.bytes_in += len(payload)
     return NOTHING
 

@@ -77,6 +77,7 @@ class Lane:
         peers: Peers | None = None,
     ) -> None:
         self.device = device
+        self._index = device.index
         self.buffers = buffers
         self.graphs = graphs
         self.peers = peers if peers is not None else Peers()
@@ -97,8 +98,10 @@ class Lane:
 
     def locate(self, address: int, size: int) -> tuple[Buffer, int]:
         """`BufferTable.locate`, for this device only."""
-        buffer, offset = self.buffers.locate(address, size)
-        return self.own(buffer), offset
+        found = self.buffers.locate(address, size)
+        if found[0].device != self._index:
+            self.own(found[0])
+        return found
 
     def free(self, handle: int) -> None:
         """Free a buffer and forget the graphs that use it."""

@@ -193,7 +193,7 @@ class NativeDevice:
 
     def compute(self, graph: Graph) -> int:
         """Run it to its end; ggml's status, 0 when it went well."""
-        return int(self._ggml.backend_graph_compute(self.open(), graph.address))
+        return int(self._ggml.backend_graph_compute(self._backend or self.open(), graph.address))
 
     def alloc_size(self, tensor: int) -> int:
         """Bytes that the tensor at this address needs in a buffer."""

@@ -40,7 +40,8 @@ class Outlet:
         self._recorder = recorder
         self._kind = kind
         self._limit = limit
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._backlog: deque[memoryview] = deque()
         self._size = 0
         self._writer: threading.Thread | None = None
@@ -51,20 +52,26 @@ class Outlet:
 
         Dropped without a word when the connection is broken.
         """
-        with self._changed:
-            if self._limit is not None:
-                limit = self._limit
+        with self._lock:
+            limit = self._limit
+            if limit is not None and self._size > limit:
                 self._changed.wait_for(lambda: self.broken or self._size <= limit, PATIENCE)
             if self.broken:
                 return
-            left = deque(memoryview(part).cast("B") for part in parts if len(part))
+            count = 0
             if not self._backlog:
                 try:
-                    while left and (count := self._transport.send(list(left))):
+                    count = self._transport.send(parts)
+                    if count == sum(map(len, parts)):
+                        return
+                    left = _parts_after(parts, count)
+                    while left and count and (count := self._transport.send(list(left))):
                         _drop(left, count)
                 except TransportError:
                     self._break()
                     return
+            else:
+                left = _parts_after(parts, 0)
             for part in left:
                 self._backlog.append(memoryview(bytes(part)))
                 self._size += len(part)
@@ -101,21 +108,25 @@ class Outlet:
                 if self.broken:
                     return
                 parts = list(self._backlog)
-            start = self._recorder.begin(self._kind)
-            count = 0
-            try:
-                self._transport.wait_writable(1.0)
-                count = self._transport.send(parts)
-            except TransportError:
-                self.close()
-                return
-            finally:
-                self._recorder.end(self._kind, start, count)
+            with self._recorder.during(self._kind) as sending:
+                try:
+                    self._transport.wait_writable(1.0)
+                    sending.size = self._transport.send(parts)
+                except TransportError:
+                    self.close()
+                    return
             with self._changed:
                 if not self.broken:
-                    self._size -= count
-                    _drop(self._backlog, count)
+                    self._size -= sending.size
+                    _drop(self._backlog, sending.size)
                 self._changed.notify_all()
+
+
+def _parts_after(parts: Parts, count: int) -> deque[memoryview]:
+    """What is left of them without the first `count` bytes."""
+    left = deque(memoryview(part) for part in parts if len(part))
+    _drop(left, count)
+    return left
 
 
 def _drop(parts: deque[memoryview], count: int) -> None:

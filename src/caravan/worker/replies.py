@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from caravan.trace.recorder import Recorder
 from caravan.trace.spans import Kind
@@ -40,18 +41,19 @@ class Replies:
         # what nobody reads costs next to nothing
         self._recorder = recorder or Recorder()
         self._outlet = Outlet(transport, self._recorder, Kind.REPLY)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self._slots: deque[Slot] = deque()
         self._owed = 0
 
     def reserve(self, cost: int = 0) -> Slot:
         """The next place; waits while replies of more than the limit are on their way."""
         slot = Slot(cost)
-        with self._changed:
+        with self._lock:
             if cost:
-                self._changed.wait_for(
-                    lambda: self._outlet.broken or self._owed == 0 or self._owed + cost <= _LIMIT
-                )
+                if self._owed + cost > _LIMIT:
+                    self._wait_for(lambda: self._owed == 0 or self._owed + cost <= _LIMIT)
                 self._owed += cost
             self._slots.append(slot)
         return slot
@@ -61,7 +63,7 @@ class Replies:
 
         The parts may lie in device memory: they are sent or copied before this returns.
         """
-        with self._changed:
+        with self._lock:
             slot.parts = parts
             if self._slots[0] is not slot:
                 slot.parts = [bytes(part) for part in parts]
@@ -72,7 +74,8 @@ class Replies:
                 if done.parts:
                     with self._recorder.during(Kind.REPLY, sum(map(len, done.parts))):
                         self._outlet.send(done.parts)
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()
 
     def now(self, parts: Parts) -> None:
         """Send ahead of every reply that is not complete yet."""
@@ -81,12 +84,20 @@ class Replies:
     def drain(self, timeout: float) -> bool:
         """Wait until every place has been filled and sent; False if it was not."""
         deadline = time.monotonic() + timeout
-        with self._changed:
-            filled = self._changed.wait_for(lambda: self._outlet.broken or not self._slots, timeout)
+        with self._lock:
+            filled = self._wait_for(lambda: not self._slots, timeout)
         return filled and self._outlet.drain(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Send nothing more."""
         self._outlet.close()
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
+
+    def _wait_for(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait, with the lock released, until it is so or nothing can be sent any more."""
+        self._waiting += 1
+        try:
+            return self._changed.wait_for(lambda: self._outlet.broken or ready(), timeout)
+        finally:
+            self._waiting -= 1
