@@ -8,15 +8,18 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
 from caravan.errors import WorkerStartError
+from caravan.worker import local
 from caravan.worker.local import LocalDevices, Worker
 from leaks import running
 from wired import wait_until
 from worker.raw_client import ExtClient
+from worker.test_worker_life import children
 
 
 def socket_of(worker: Worker) -> Path:
@@ -46,6 +49,25 @@ def test_after_a_worker_that_was_killed_its_owner_tidies_up(scratch) -> None:
     with Worker("CPU:1", private=True) as worker:
         os.kill(worker.pid, signal.SIGKILL)
         assert list(scratch.iterdir())
+    assert list(scratch.iterdir()) == []
+
+
+def test_one_that_froze_with_all_its_processes_holds_nobody_up(scratch, monkeypatch) -> None:
+    monkeypatch.setattr(local, "_STOP_TIMEOUT", 0.2)
+    monkeypatch.setattr(local, "_READ_TIMEOUT", 0.2)
+    worker = Worker("CPU:1", private=True)
+    sessions = children(worker.pid)
+    closing = threading.Thread(target=worker.close, daemon=True)
+    for pid in (worker.pid, *sessions):
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive()
+    finally:
+        for pid in sessions:
+            os.kill(pid, signal.SIGKILL)
+        closing.join()
     assert list(scratch.iterdir()) == []
 
 

@@ -23,6 +23,7 @@ from caravan.errors import WorkerStartError
 
 _START_TIMEOUT = 120.0
 _STOP_TIMEOUT = 6.0
+_READ_TIMEOUT = 2.0
 _T = TypeVar("_T")
 _READY = "worker ready on "
 # The path of a Unix socket has room for about 100 bytes.
@@ -125,12 +126,12 @@ class Worker:
             process.wait()
         with contextlib.suppress(OSError):
             os.close(self._parent)
-        for reader in self._readers:
+        for reader, pipe in zip(self._readers, (process.stdout, process.stderr), strict=False):
             # not joinable from the finaliser of an interpreter that is ending
             with contextlib.suppress(RuntimeError):
-                reader.join(2.0)
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
+                reader.join(_READ_TIMEOUT)
+            # who reads on, because a session process froze, closes it later; we would wait here
+            if pipe is not None and not reader.is_alive():
                 pipe.close()
 
     def _start(self, command: list[str]) -> None:
@@ -176,19 +177,21 @@ class Worker:
 
     def _read_output(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(_READY):
-                # a path may have blanks, what follows has no parenthesis
-                self.endpoint = line[len(_READY) :].rpartition(" (")[0]
-                ready.set()
+        with process.stdout as lines:
+            for line in lines:
+                if line.startswith(_READY):
+                    # a path may have blanks, what follows has no parenthesis
+                    self.endpoint = line[len(_READY) :].rpartition(" (")[0]
+                    ready.set()
         ready.set()
 
     def _read_errors(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None
-        for line in process.stderr:
-            self._tail.append(line.rstrip("\n"))
-            if self._verbose:
-                sys.stderr.write(line)
+        with process.stderr as lines:
+            for line in lines:
+                self._tail.append(line.rstrip("\n"))
+                if self._verbose:
+                    sys.stderr.write(line)
 
 
 class _Several:
