@@ -206,3 +206,22 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything(
     assert cli_main.main(["run", *args]) == 2
     expected = f"caravan: error: cannot write {path}: No such file or directory\n"
     assert capsys.readouterr().err == expected
+
+
+def test_what_is_told_after_the_text_begins_a_new_line_on_a_screen(monkeypatch, capsys, tmp_path):
+    def complete(options, prompt, workers, names, params, on_text):
+        on_text("once")
+        raise ModelError("lost")
+
+    monkeypatch.setattr(run_module, "_run", complete)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert cli_main.main(["run", "-m", "x", "-p", "x"]) == 1
+    assert capsys.readouterr() == ("once\n", "caravan: error: lost\n")
+
+
+def test_statistics_come_before_what_went_wrong_with_a_trace(smollm2, capsys):
+    args = ["-m", str(smollm2), "-p", "One two three", "-n", "1", "-t", "1"]
+    assert cli_main.main(["run", *args, "--trace", "/dev/full"]) == 1
+    err = capsys.readouterr().err.splitlines()
+    assert err[1].startswith("prompt: ")
+    assert err[-1] == "caravan: error: cannot write /dev/full: No space left on device"

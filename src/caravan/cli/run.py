@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from caravan.cli.endpoints import device_list, endpoints
 from caravan.cli.main import dashed
 from caravan.cli.seconds import Seconds
 from caravan.cli.trace import traced
-from caravan.errors import UsageError
+from caravan.errors import CaravanError, UsageError
 from caravan.wire.dtypes import WORDS
 
 if TYPE_CHECKING:
@@ -204,11 +204,16 @@ def command(**options: Any) -> None:
     workers = endpoints(options["rpc"], options["local_workers"])
     names = device_list(options["device"])
     params = _params(options)
+    text = _Text()
     with traced(options["trace"]):
-        report = _run(options, prompt, workers, names, params)
-    # stdout gets the text and nothing else; where both go to one screen, a new line begins
-    click.echo(err=not sys.stdout.isatty())
-    click.echo(_told(report), err=True)
+        try:
+            report = _run(options, prompt, workers, names, params, text.write)
+        except CaravanError:
+            text.end_line()
+            raise
+        # stdout gets the text and nothing else; where both go to one screen, a new line begins
+        click.echo(err=not sys.stdout.isatty())
+        click.echo(_told(report), err=True)
 
 
 def _run(
@@ -217,6 +222,7 @@ def _run(
     workers: Sequence[str],
     names: Sequence[str],
     params: dict[str, Any],
+    on_text: Callable[[str], None],
 ) -> Report:
     path = model_path(options["model"])
 
@@ -240,7 +246,7 @@ def _run(
             prompt,
             max_tokens=options["predict"],
             devices=devices,
-            on_text=_write,
+            on_text=on_text,
             **params,
         )
 
@@ -298,9 +304,21 @@ def _shares(text: str) -> tuple[float, ...]:
         raise UsageError(f"--tensor-split {text!r}: expected numbers joined by '/'") from None
 
 
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+class _Text:
+    """The text on stdout, piece by piece."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def write(self, text: str) -> None:
+        self._begun = True
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def end_line(self) -> None:
+        """On a screen, what is told next begins a new line."""
+        if self._begun and sys.stdout.isatty():
+            click.echo()
 
 
 def _told(report: Report) -> str:
