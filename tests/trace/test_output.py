@@ -30,6 +30,11 @@ def test_it_is_written_and_nothing_else_is_left(tmp_path: Path) -> None:
     assert (tmp_path / "t.json").read_text() == "words"
 
 
+def test_until_it_is_written_nothing_is_there(tmp_path: Path) -> None:
+    OutputFile(tmp_path / "t.json")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_was_there_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text("before")

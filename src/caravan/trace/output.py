@@ -37,6 +37,8 @@ class OutputFile:
         if not self._in_place:
             with open(self._part, "w"):
                 pass
+            # who is killed before the end leaves nothing
+            self._part.unlink()
 
     def write(self, put: Callable[[TextIO], None]) -> None:
         """Write what `put` writes; raises CaravanError when it does not fit there any more."""
