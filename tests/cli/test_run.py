@@ -208,6 +208,18 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything(
     assert capsys.readouterr().err == expected
 
 
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_a_trace_does_not_overwrite_the_model(command, nothing_starts, tmp_path, capsys):
+    model = tmp_path / "m.gguf"
+    model.write_text("precious")
+    (tmp_path / "link").symlink_to(model)
+    prompt = ["-p", "x"] if command == "run" else ["-p", "1"]
+    args = [command, "-m", str(model), *prompt, "--trace", str(tmp_path / "link")]
+    assert cli_main.main(args) == 2
+    assert "would overwrite the model" in capsys.readouterr().err
+    assert model.read_text() == "precious"
+
+
 def test_what_is_told_after_the_text_begins_a_new_line_on_a_screen(monkeypatch, capsys, tmp_path):
     def complete(options, prompt, workers, names, params, on_text):
         on_text("once")

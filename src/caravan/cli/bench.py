@@ -230,7 +230,7 @@ def command(**given: Any) -> None:
         list_devices(settings, open_rig, out=sys.stdout)
         return
     find = _cached_model if given["offline"] else model_path
-    with traced(given["trace"]):
+    with traced(given["trace"], grid["model"]):
         bench(grid, settings, open_rig, find, out=sys.stdout, err=sys.stderr)
 
 

@@ -205,7 +205,7 @@ def command(**options: Any) -> None:
     names = device_list(options["device"])
     params = _params(options)
     text = _Text()
-    with traced(options["trace"]):
+    with traced(options["trace"], [options["model"]]):
         try:
             report = _run(options, prompt, workers, names, params, text.write)
         except CaravanError:
