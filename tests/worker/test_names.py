@@ -55,6 +55,11 @@ def test_what_cannot_be_meant_is_refused(text):
         names.check(["RPC0", text])
 
 
+def test_a_prefix_alone_is_told_as_it_was_given():
+    with pytest.raises(UsageError, match=r"^'local:' is not one device: expected local:NAME"):
+        names.check(["local:"])
+
+
 def test_only_local_devices_may_stand_twice():
     names.check([CPU, "RPC0", CPU])
     with pytest.raises(UsageError, match="'RPC0' is named twice"):

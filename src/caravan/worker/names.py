@@ -38,7 +38,8 @@ def names_threads(name: str) -> bool:
 def check(names: Sequence[str]) -> None:
     """Raises UsageError for a list of devices that cannot be meant."""
     for name in filter(is_local, names):
-        if _NUMBER in name or len(devices.parse(name.removeprefix(PREFIX))) != 1:
+        wanted = name.removeprefix(PREFIX)
+        if not wanted or _NUMBER in name or len(devices.parse(wanted)) != 1:
             raise UsageError(
                 f"{name!r} is not one device: expected local:NAME or local:CPU:THREADS"
             )
