@@ -245,6 +245,26 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything(
     assert rig.log == []
 
 
+@pytest.mark.parametrize(
+    ("formats", "noted"),
+    [
+        (["-o", "md"], False),
+        (["-o", "csv"], True),
+        (["-o", "sql", "-oe", "csv"], True),
+        (["-o", "csv", "-oe", "jsonl"], False),
+    ],
+)
+def test_a_format_that_does_not_show_utilization_is_noted(
+    rig: FakeRig, model: str, formats: list[str], noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(AssertionError, match="how busy"):
+        command.main(["-m", model, "--utilization", *formats], standalone_mode=False)
+    note = "caravan: note: only md, json and jsonl show the utilization"
+    assert (note in capsys.readouterr().err.splitlines()) == noted
+    command.main(["-m", model, "-r", "1", *formats], standalone_mode=False)
+    assert note not in capsys.readouterr().err
+
+
 def test_utilization_is_passed_on(rig: FakeRig, model: str) -> None:
     with pytest.raises(AssertionError, match="how busy"):
         command.main(["-m", model, "--utilization"], standalone_mode=False)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from caravan.bench.session import Settings
 
 _FORMATS = click.Choice(("csv", "json", "jsonl", "md", "sql", "none"))
+_SHOWING_USE = frozenset(("json", "jsonl", "md"))
 _PRIORITIES = click.Choice(("-1", "0", "1", "2", "3"))
 _WIRE_TYPES = click.Choice(tuple(WORDS))
 _TEST_FIELDS = frozenset(option.field for option in OPTIONS)
@@ -230,6 +231,8 @@ def command(**given: Any) -> None:
         list_devices(settings, open_rig, out=sys.stdout)
         return
     find = _cached_model if given["offline"] else model_path
+    if settings.utilization and not {settings.output, settings.output_err} & _SHOWING_USE:
+        click.echo("caravan: note: only md, json and jsonl show the utilization", err=True)
     with traced(given["trace"], grid["model"]):
         bench(grid, settings, open_rig, find, out=sys.stdout, err=sys.stderr)
 
