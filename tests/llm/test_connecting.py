@@ -83,11 +83,20 @@ def test_what_the_workers_are_connected_with(direct, monkeypatch):
         return FakeCluster(endpoints)
 
     monkeypatch.setattr(opening, "connect", connect)
-    wanted = opening.Workers(["a:1"], 0, [CPU, "local:CPU"], 5, 2.0, direct, "f16")
+    wanted = opening.Workers(["a:1"], 0, [CPU, "local:CPU"], 5, 2.0, direct, "f16", 30)
     with opening.open_workers(wanted) as devices:
         assert [device.name for device in devices] == ["RPC0", CPU, "local:CPU"]
-    options = {"timeout": 2.0, "direct_copies": direct, "wire_dtype": "f16", "threads": 5}
-    assert seen == [(["a:1", CPU, "local:CPU"], options)]
+    (given,) = seen
+    assert given == (
+        ["a:1", CPU, "local:CPU"],
+        {
+            "timeout": 2.0,
+            "direct_copies": direct,
+            "wire_dtype": "f16",
+            "poll": 30,
+            "threads": 5,
+        },
+    )
 
 
 class FakeCluster(SimpleNamespace):
