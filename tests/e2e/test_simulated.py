@@ -122,8 +122,12 @@ def test_two_stages_compute_different_micro_batches_at_the_same_time(small, monk
 
     monkeypatch.setattr(ExtLink, "get_tensor", noted)
     with (
-        caravan.Worker(f"{FAST},{FAST},US=800000,{FAST}") as worker,
-        caravan.connect([worker.endpoint], direct_copies=False) as cluster,
+        caravan.Worker(FAST) as first,
+        caravan.Worker(f"{FAST},US=800000") as second,
+        caravan.Worker(FAST) as third,
+        caravan.connect(
+            [worker.endpoint for worker in (first, second, third)], direct_copies=False
+        ) as cluster,
         caravan.Model(small, devices=cluster.devices) as model,
         caravan.Context(model, caravan.ContextParams(n_ctx=256, n_ubatch=32)) as context,
     ):

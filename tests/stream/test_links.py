@@ -12,7 +12,9 @@ from caravan.errors import AllocationError, DeviceError, LocalProtocolError, Wor
 from caravan.stream.base_link import BaseLink
 from caravan.stream.ext_link import ExtLink
 from caravan.stream.link import ExtGraph
+from caravan.stream.reach import Reach
 from caravan.stream.ticket import Ticket
+from caravan.transport.endpoint import Endpoint
 from caravan.wire.commands import SET_ENTRY
 from caravan.wire.dtypes import WireType
 from caravan.wire.extension import MAX_SET_MANY, DeviceInfo, Status
@@ -20,6 +22,7 @@ from caravan.wire.versions import V7, V8
 from stream.scripted import Rig
 from wired import PATIENCE, Side, wait_until
 
+REACH = Reach(Endpoint("lab", 50052), "key", ())
 INFO = DeviceInfo("CPU", "a processor", 0, 1, 10, 20, 32, 1 << 40, True)
 BASE = 1 << 40
 
@@ -73,7 +76,7 @@ def base_link(rig: Rig, version=V7) -> BaseLink:
 @pytest.fixture
 def ext(open_rig):
     rig = open_rig("ext")
-    return rig, ExtLink(rig.stream, INFO, 0, V8)
+    return rig, ExtLink(rig.stream, INFO, 0, V8, REACH)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -52,7 +53,7 @@ class Device:
 
 @pytest.fixture
 def device(open_rig) -> Callable[..., Device]:
-    def make(name: str, reach: Reach | None = None, index: int = 0, **options) -> Device:
+    def make(name: str, reach: Reach, index: int = 0, **options) -> Device:
         rig = open_rig(device=name, **options)
         return Device(rig, ExtLink(rig.stream, INFO, index, V8, reach))
 
@@ -329,13 +330,18 @@ def test_no_address_that_leads_there(device, a):
 
 @pytest.mark.parametrize("which", ["one", "other", "both"])
 def test_direct_copies_can_be_off(device, which):
-    shared = reach(1)
-    one = device("RPC0", shared if which == "other" else None)
-    other = device("RPC1", shared if which == "one" else None)
+    one = device("RPC0", replace(reach(1), direct=which == "other"))
+    other = device("RPC1", replace(reach(2), direct=which == "one"))
     route = Route(one.link, other.link)
     assert (route.settle(), route.reason) == (Path.RELAY, "direct copies are off")
     copy(route)
     relayed(one, other)
+
+
+def test_what_stays_in_a_worker_is_not_concerned(device):
+    session = replace(reach(1), direct=False)
+    one, other = device("RPC0", session), device("RPC1", session, index=1)
+    assert Route(one.link, other.link).settle() is Path.DIRECT
 
 
 @pytest.mark.parametrize("kinds", [("ext", "8"), ("8", "ext"), ("8", "8")])
@@ -554,7 +560,7 @@ def test_streams_with_a_way_are_watched_while_they_owe_nothing(clock, a, b, whic
 
 
 def test_those_of_a_relay_are_not(clock, device):
-    one, other = device("RPC0"), device("RPC1")
+    one, other = (device(f"RPC{n}", replace(reach(n), direct=False)) for n in range(2))
     copy(Route(one.link, other.link))
     relayed(one, other)
     for made in (one, other):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from caravan.stream.ext_link import ExtLink
 from caravan.wire.versions import V8
 from stream.scripted import Rig, make_rig
-from stream.test_links import INFO, Graph, Tensor
+from stream.test_links import INFO, REACH, Graph, Tensor
 
 
 def link_of(rig: Rig) -> ExtLink:
-    link = ExtLink(rig.stream, INFO, 0, V8)
+    link = ExtLink(rig.stream, INFO, 0, V8, REACH)
     link.graph_compute(Graph(7))
     rig.peer.request("GRAPH_COMPUTE")
     return link

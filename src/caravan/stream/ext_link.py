@@ -33,7 +33,7 @@ class ExtLink:
     decode step is half a dozen of them.
 
     Attributes:
-        reach: where other workers find this one; None when copies must pass the head.
+        reach: where other workers find this one.
     """
 
     extension = True
@@ -44,7 +44,7 @@ class ExtLink:
         info: DeviceInfo,
         index: int,
         version: Version,
-        reach: Reach | None = None,
+        reach: Reach,
     ) -> None:
         self.stream = stream
         self.info = info

@@ -18,11 +18,13 @@ class Reach:
         endpoint: where the head has reached the worker.
         key: the secret that opens a way into the session.
         addresses: where the worker says that it can be reached.
+        direct: whether ways between it and other workers may be opened at all.
     """
 
     endpoint: Endpoint
     key: str
     addresses: tuple[str, ...]
+    direct: bool = True
 
     def seen_from(self, other: Reach) -> list[str]:
         """Endpoints that the worker of `other` should try, the best first.

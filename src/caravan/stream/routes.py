@@ -108,21 +108,20 @@ class Route:
         if not isinstance(src, ExtLink) or not isinstance(dst, ExtLink):
             self.reason = "a llama.cpp server has no direct copies"
             return Path.RELAY
-        if src.reach is None or dst.reach is None:
-            self.reason = "direct copies are off"
-            return Path.RELAY
         self._links = (src, dst)
         if src.reach is dst.reach:
             self._number = _WITHIN
             self._bind()
             return Path.DIRECT
+        if not (src.reach.direct and dst.reach.direct):
+            self.reason = "direct copies are off"
+            return Path.RELAY
         return Path.UNKNOWN
 
     def _open(self) -> None:
         if self.path is not Path.UNKNOWN:
             return
         src, dst = self._links
-        assert src.reach is not None and dst.reach is not None
         addresses = dst.reach.seen_from(src.reach)
         if not addresses:
             self.reason = f"{dst.reach.endpoint} is an address for this machine alone"

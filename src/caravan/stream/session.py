@@ -107,7 +107,7 @@ def open_session(
     Args:
         name: gives the head's name for the worker's device of a number, for errors.
         timeout: seconds, for connecting and for every later silence.
-        direct: whether copies to other devices may go there without passing the head.
+        direct: whether copies to other workers may go there without passing the head.
 
     Raises ConnectError when nobody answers, VersionMismatch or RemoteProtocolError when what
     answers is no worker that goes together with this head.
@@ -206,10 +206,10 @@ def _open_devices(
             wire.transport.close()
         raise
     links: list[DeviceLink] = []
-    reach = Reach(endpoint, reply.peer_key, tuple(reply.peer_addresses))
+    reach = Reach(endpoint, reply.peer_key, tuple(reply.peer_addresses), direct)
     for index, (wire, info) in enumerate(zip(wires, reply.devices, strict=True)):
         stream = _stream(endpoint, wire, name(index), watchdog, timeout)
-        links.append(ExtLink(stream, info, index, wire.version, reach if direct else None))
+        links.append(ExtLink(stream, info, index, wire.version, reach))
     return links
 
 
