@@ -265,6 +265,20 @@ def test_a_format_that_does_not_show_utilization_is_noted(
     assert note not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("workers", "noted"), [((), True), (("--local-workers", "1"), False)])
+def test_utilization_without_workers_is_noted(
+    rig: FakeRig,
+    model: str,
+    workers: tuple[str, ...],
+    noted: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(AssertionError, match="how busy"):
+        command.main(["-m", model, "--utilization", *workers], standalone_mode=False)
+    note = "caravan: note: without workers there is no utilization to show"
+    assert (note in capsys.readouterr().err.splitlines()) == noted
+
+
 def test_utilization_is_passed_on(rig: FakeRig, model: str) -> None:
     with pytest.raises(AssertionError, match="how busy"):
         command.main(["-m", model, "--utilization"], standalone_mode=False)

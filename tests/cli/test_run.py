@@ -236,4 +236,6 @@ def test_statistics_come_before_what_went_wrong_with_a_trace(smollm2, capsys):
     assert cli_main.main(["run", *args, "--trace", "/dev/full"]) == 1
     err = capsys.readouterr().err.splitlines()
     assert err[1].startswith("prompt: ")
+    # one token needs no step after the prompt, and has no rate
+    assert "decode: 1 tokens" in err
     assert err[-1] == "caravan: error: cannot write /dev/full: No space left on device"

@@ -56,6 +56,8 @@ def test_entries_are_parsed(text, wishes):
         ("sim:GFLOPS=1,GBPS=1,GIB=0", "GIB=0 is not a number"),
         ("sim:GFLOPS=1,GBPS=1,GIB=1e9", "GIB=1e9 is not a number"),
         ("sim:GFLOPS=1,GBPS=1,US=-1", "US=-1 is not a number"),
+        ("sim:GFLOPS=1,GBPS=1,US=1e30", r"US=1e30 is not a number .*\(0 to 1e\+09\)"),
+        ("sim:GFLOPS=1e-300,GBPS=1", "GFLOPS=1e-300 is not a number"),
         (",".join(["CPU"] * 17), "17 devices are more than 16"),
     ],
 )

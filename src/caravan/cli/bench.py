@@ -233,6 +233,10 @@ def command(**given: Any) -> None:
     find = _cached_model if given["offline"] else model_path
     if settings.utilization and not {settings.output, settings.output_err} & _SHOWING_USE:
         click.echo("caravan: note: only md, json and jsonl show the utilization", err=True)
+    elif settings.utilization and not (
+        settings.endpoints or settings.local_workers or settings.local_devices
+    ):
+        click.echo("caravan: note: without workers there is no utilization to show", err=True)
     with traced(given["trace"], grid["model"]):
         bench(grid, settings, open_rig, find, out=sys.stdout, err=sys.stderr)
 

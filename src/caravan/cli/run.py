@@ -326,7 +326,10 @@ def _told(report: Report) -> str:
     stats = report.stats
     lines = [
         f"prompt: {stats.n_prompt} tokens, {stats.prompt_rate:.2f} t/s",
-        f"decode: {stats.n_gen} tokens, {stats.decode_rate:.2f} t/s",
+        # the first token comes from the prompt
+        f"decode: {stats.n_gen} tokens, {stats.decode_rate:.2f} t/s"
+        if stats.n_steps
+        else f"decode: {stats.n_gen} tokens",
     ]
     for device in report.devices:
         memory = ", ".join(f"{use} {size / _MIB:.1f} MiB" for use, size in device.memory.items())

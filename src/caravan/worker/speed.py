@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from caravan.errors import UsageError
 
-_MAX_GIB = 1 << 20
+# The least and the most; what lies beyond is a slip, and some of it would be waited for for ever.
+_RANGES = {"GFLOPS": (1e-3, 1e12), "GBPS": (1e-3, 1e12), "GIB": (1e-6, 1 << 20), "US": (0.0, 1e9)}
 _REQUIRED = ("GFLOPS", "GBPS")
 _DEFAULTS = {"GIB": 1024.0, "US": 0.0}
 
@@ -67,7 +68,9 @@ def _number(key: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    most = _MAX_GIB if key == "GIB" else math.inf
-    if not (0 <= value <= most and math.isfinite(value)) or (value == 0 and key != "US"):
-        raise UsageError(f"device sim: {key}={text} is not a number that it can have")
+    least, most = _RANGES[key]
+    if not least <= value <= most:
+        raise UsageError(
+            f"device sim: {key}={text} is not a number that it can have ({least:g} to {most:g})"
+        )
     return value
