@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,13 @@ pytest_plugins = ("leaks",)
 
 settings.register_profile("caravan", deadline=None)
 settings.load_profile("caravan")
+
+
+def pytest_configure() -> None:
+    """A shell starts its background jobs with SIGINT ignored, and so would be all that they start:
+    the tests press Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
