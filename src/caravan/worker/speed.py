@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from caravan.errors import UsageError
 
 # The least and the most; what lies beyond is a slip, and some of it would be waited for for ever.
-_RANGES = {"GFLOPS": (1e-3, 1e12), "GBPS": (1e-3, 1e12), "GIB": (1e-6, 1 << 20), "US": (0.0, 1e9)}
+_RANGES = {"GFLOPS": (1e-9, 1e12), "GBPS": (1e-9, 1e12), "GIB": (1e-6, 1 << 20), "US": (0.0, 1e9)}
 _REQUIRED = ("GFLOPS", "GBPS")
 _DEFAULTS = {"GIB": 1024.0, "US": 0.0}
 
