@@ -139,6 +139,7 @@ def test_another_version():
 
 def test_a_session_that_never_opens(pair):
     """The worker answers HELLO, and then stands still."""
+    wait_for(lambda: children(pair[0].pid))
     kill(children(pair[0].pid)[0], signal.SIGSTOP)
     with pytest.raises(ConnectError, match="did not open a session in time"):
         caravan.connect([pair[0].endpoint], timeout=1.0)
@@ -334,12 +335,14 @@ def test_a_head_that_stood_still_goes_on(pair, smollm2):
 
 
 def test_frozen_during_load(pair, smollm2, tokens, expected):
-    frozen = [pair[0].pid, *children(pair[0].pid)]
+    frozen: list[int] = []
     calls: list[float] = []
 
     def progress(fraction: float) -> bool:
         calls.append(fraction)
         if len(calls) == 40:
+            # the session that serves us may have been started for us
+            frozen.extend((pair[0].pid, *children(pair[0].pid)))
             for pid in frozen:
                 kill(pid, signal.SIGSTOP)
         return True

@@ -56,6 +56,7 @@ def test_one_that_froze_with_all_its_processes_holds_nobody_up(scratch, monkeypa
     monkeypatch.setattr(local, "_STOP_TIMEOUT", 0.2)
     monkeypatch.setattr(local, "_READ_TIMEOUT", 0.2)
     worker = Worker("CPU:1", private=True)
+    wait_until(lambda: children(worker.pid))
     sessions = children(worker.pid)
     closing = threading.Thread(target=worker.close, daemon=True)
     for pid in (worker.pid, *sessions):
