@@ -21,15 +21,8 @@ from e2e.processes import children, closed_port, descriptors, kill
 from wired import Side
 
 PARAMS = ContextParams(n_ctx=512, n_ubatch=27)
-TEXT = "The caravan left the oasis before dawn, and nobody looked back. " * 40
 N_PROMPT, STEPS = 131, 3
 RUNS = 10
-
-
-@pytest.fixture(scope="module")
-def tokens(smollm2: Path) -> list[int]:
-    with Model(smollm2, ModelParams(vocab_only=True)) as model:
-        return model.tokenize(TEXT)[:N_PROMPT]
 
 
 def observe(model: Model, tokens: list[int]) -> list[np.ndarray]:

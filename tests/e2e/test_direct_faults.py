@@ -12,13 +12,13 @@ import pytest
 
 import caravan
 from caravan.errors import TransportTimeout, WorkerLost
-from caravan.llm import Context, ContextParams, Model, ModelParams
+from caravan.llm import Context, ContextParams, Model
 from e2e.processes import children, closed_port, descriptors, kill, wait_for
 from e2e.test_faults import (
-    TEXT,
     Cut,
     assert_tells,
     check,
+    endpoints,
     press,
     serves,
     session_of,
@@ -28,30 +28,14 @@ from wired import Side
 
 PARAMS = ContextParams(n_ctx=1024, n_ubatch=16, n_batch=1024)
 N_PROMPT = 600
-
-
-@pytest.fixture(scope="module")
-def tokens(smollm2: Path) -> list[int]:
-    with Model(smollm2, ModelParams(vocab_only=True)) as model:
-        return model.tokenize(TEXT)[:N_PROMPT]
-
-
-@pytest.fixture(scope="module")
-def expected(smollm2: Path, tokens: list[int]) -> np.ndarray:
-    """The engine's own logits after 40 tokens."""
-    with Model(smollm2, ModelParams(repack=False)) as model, Context(model, PARAMS) as context:
-        context.decode(tokens[:40])
-        return context.logits()
+# the first copies, and so many that all workers are in the middle of theirs
+MOMENTS = [1, 20]
 
 
 @pytest.fixture
 def three() -> Iterator[list[caravan.Worker]]:
     with caravan.LocalWorkers(3) as workers:
         yield workers.workers
-
-
-def endpoints(workers: list[caravan.Worker]) -> list[str]:
-    return [worker.endpoint for worker in workers]
 
 
 @contextlib.contextmanager
@@ -96,8 +80,46 @@ def fails(context: Context, tokens: list[int]) -> WorkerLost:
     return caught.value
 
 
-# the first copies, and so many that all workers are in the middle of theirs
-MOMENTS = [1, 20]
+@contextlib.contextmanager
+def freezing(worker: caravan.Worker) -> Iterator[Callable[[], None]]:
+    """What freezes the session of a worker, until the context is left."""
+    frozen: list[int] = []
+
+    def freeze() -> None:
+        frozen.append(session_of(worker))
+        kill(frozen[-1], signal.SIGSTOP)
+
+    try:
+        yield freeze
+    finally:
+        for pid in frozen:
+            kill(pid, signal.SIGCONT)
+
+
+def fails_between_steps(context: Context, tokens: list[int], victim: caravan.Worker) -> WorkerLost:
+    """What decode steps end with when a session is killed after one of them."""
+    context.decode(tokens[:20])
+    context.decode_one(tokens[20])
+    context.logits()
+    kill(session_of(victim))
+    with pytest.raises(WorkerLost) as caught:
+        for token in tokens:
+            context.decode_one(token)
+            context.logits()
+    return caught.value
+
+
+def press_in_a_prompt(
+    cluster: caravan.Cluster, context: Context, tokens: list[int], expected: np.ndarray
+) -> None:
+    """Ctrl-C surfaces at once, and costs no device."""
+    for moment in MOMENTS:
+        context.clear()
+        at_copy(cluster, moment, press)
+        with pytest.raises(KeyboardInterrupt):
+            context.decode(tokens)
+            context.synchronize()
+        check(context, tokens, expected)
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -127,54 +149,39 @@ def test_a_worker_that_is_killed_is_named(which, three, smollm2, tokens, expecte
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_one_that_is_killed_between_decode_steps(which, three, smollm2, tokens):
     with ready(endpoints(three), smollm2) as (_, context):
-        context.decode(tokens[:20])
-        context.decode_one(tokens[20])
-        context.logits()
-        kill(session_of(three[which]))
-        with pytest.raises(WorkerLost) as caught:
-            for token in tokens:
-                context.decode_one(token)
-                context.logits()
-        assert_tells(caught.value, three[which].endpoint, f"RPC{which}")
+        error = fails_between_steps(context, tokens, three[which])
+        assert_tells(error, three[which].endpoint, f"RPC{which}")
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_one_that_freezes_is_named(which, moment, three, smollm2, tokens, expected):
-    frozen: list[int] = []
-
-    def freeze() -> None:
-        frozen.append(session_of(three[which]))
-        kill(frozen[0], signal.SIGSTOP)
-
-    try:
-        with ready(endpoints(three), smollm2, timeout=1.5) as (cluster, context):
-            at_copy(cluster, moment, freeze)
-            error = fails(context, tokens)
-            assert_tells(error, three[which].endpoint, f"RPC{which}")
-            assert isinstance(error.cause, TransportTimeout)
-            # those that do not depend on it are none the worse
-            assert not any(device.link.stream.lost for device in cluster.devices[:which])
-    finally:
-        for pid in frozen:
-            kill(pid, signal.SIGCONT)
+    with (
+        freezing(three[which]) as freeze,
+        ready(endpoints(three), smollm2, timeout=1.5) as (cluster, context),
+    ):
+        at_copy(cluster, moment, freeze)
+        error = fails(context, tokens)
+        assert_tells(error, three[which].endpoint, f"RPC{which}")
+        assert isinstance(error.cause, TransportTimeout)
+        # those that do not depend on it are none the worse
+        assert not any(device.link.stream.lost for device in cluster.devices[:which])
     serves(endpoints(three), smollm2, tokens, expected)
 
 
 def test_one_that_freezes_while_it_owes_nothing(three, smollm2, tokens):
     """Others depend on it, so it is watched all the same."""
-    with ready(endpoints(three), smollm2, timeout=1.0) as (cluster, context):
+    with (
+        ready(endpoints(three), smollm2, timeout=1.0) as (cluster, context),
+        freezing(three[1]) as freeze,
+    ):
         context.decode(tokens[:40])
         context.logits()
-        frozen = session_of(three[1])
-        kill(frozen, signal.SIGSTOP)
-        try:
-            wait_for(lambda: cluster.devices[1].link.stream.lost)
-            with pytest.raises(WorkerLost) as caught:
-                context.decode(tokens[:4])
-            assert_tells(caught.value, three[1].endpoint, "RPC1")
-        finally:
-            kill(frozen, signal.SIGCONT)
+        freeze()
+        wait_for(lambda: cluster.devices[1].link.stream.lost)
+        with pytest.raises(WorkerLost) as caught:
+            context.decode(tokens[:4])
+        assert_tells(caught.value, three[1].endpoint, "RPC1")
 
 
 def test_a_way_that_breaks_between_workers_that_live(smollm2, tokens, expected):
@@ -222,15 +229,8 @@ def session_of_another(known: set[int]) -> Callable[[caravan.Worker], int]:
 
 
 def test_ctrl_c_in_a_prompt_over_three(three, smollm2, tokens, expected):
-    """It surfaces at once, and costs no device."""
     with ready(endpoints(three), smollm2) as (cluster, context):
-        for moment in MOMENTS:
-            context.clear()
-            at_copy(cluster, moment, press)
-            with pytest.raises(KeyboardInterrupt):
-                context.decode(tokens)
-                context.synchronize()
-            check(context, tokens, expected)
+        press_in_a_prompt(cluster, context, tokens, expected)
 
 
 def test_leaving_in_the_middle_of_a_prompt(three, smollm2, tokens, expected):

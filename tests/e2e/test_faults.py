@@ -27,7 +27,7 @@ from caravan.errors import (
     VersionMismatch,
     WorkerLost,
 )
-from caravan.llm import Context, ContextParams, Model, ModelParams, SamplingParams
+from caravan.llm import Context, ContextParams, Model, SamplingParams
 from caravan.wire import codec
 from caravan.wire.versions import Version
 from e2e.processes import (
@@ -43,22 +43,7 @@ from e2e.processes import (
 from wired import Side
 
 PARAMS = ContextParams(n_ctx=512, n_ubatch=32)
-TEXT = "The caravan left the oasis before dawn, and nobody looked back. " * 40
 N_PROMPT = 400
-
-
-@pytest.fixture(scope="module")
-def tokens(smollm2) -> list[int]:
-    with Model(smollm2, ModelParams(vocab_only=True)) as model:
-        return model.tokenize(TEXT)[:N_PROMPT]
-
-
-@pytest.fixture(scope="module")
-def expected(smollm2, tokens) -> np.ndarray:
-    """The engine's own logits after 40 tokens."""
-    with Model(smollm2, ModelParams(repack=False)) as model, Context(model, PARAMS) as context:
-        context.decode(tokens[:40])
-        return context.logits()
 
 
 def session_of(worker: caravan.Worker) -> int:

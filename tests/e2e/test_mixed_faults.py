@@ -6,23 +6,25 @@ It cannot be asked for a sign of life, and that it waits for others must not cou
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import caravan
 from caravan.errors import TransportTimeout, WorkerLost
-from caravan.llm import Context, ContextParams, Model, ModelParams
+from caravan.llm import Context, ContextParams, Model
 from e2e.processes import children, kill, wait_for
-from e2e.test_direct_faults import at_copy, endpoints, fails
+from e2e.test_direct_faults import (
+    at_copy,
+    fails,
+    fails_between_steps,
+    freezing,
+    press_in_a_prompt,
+)
 from e2e.test_faults import (
-    TEXT,
     assert_tells,
-    check,
-    press,
+    endpoints,
     serves,
     session_of,
     supervisor_of,
@@ -32,20 +34,6 @@ from e2e.test_faults import (
 PARAMS = ContextParams(n_ctx=512, n_ubatch=8)
 N_PROMPT = 176
 FIRST, MIDDLE, LAST = range(3)
-
-
-@pytest.fixture(scope="module")
-def tokens(smollm2: Path) -> list[int]:
-    with Model(smollm2, ModelParams(vocab_only=True)) as model:
-        return model.tokenize(TEXT)[:N_PROMPT]
-
-
-@pytest.fixture(scope="module")
-def expected(smollm2: Path, tokens: list[int]) -> np.ndarray:
-    """The engine's own logits after 40 tokens."""
-    with Model(smollm2, ModelParams(repack=False)) as model, Context(model, PARAMS) as context:
-        context.decode(tokens[:40])
-        return context.logits()
 
 
 @contextlib.contextmanager
@@ -124,21 +112,14 @@ def test_a_session_that_is_killed_is_named(which, moment, three, smollm2, tokens
 
 @pytest.mark.parametrize(("base", "which", "moment"), FROZEN)
 def test_one_that_freezes_is_named(which, moment, three, smollm2, tokens, expected):
-    frozen: list[int] = []
-
-    def freeze() -> None:
-        frozen.append(session_of(three[which]))
-        kill(frozen[0], signal.SIGSTOP)
-
-    try:
-        with ready(three, smollm2, timeout=1.5) as (cluster, context):
-            at_copy(cluster, moment, freeze)
-            error = fails(context, tokens)
-            assert_lost(error, cluster, three, which)
-            assert isinstance(error.cause, TransportTimeout)
-    finally:
-        for pid in frozen:
-            kill(pid, signal.SIGCONT)
+    with (
+        freezing(three[which]) as freeze,
+        ready(three, smollm2, timeout=1.5) as (cluster, context),
+    ):
+        at_copy(cluster, moment, freeze)
+        error = fails(context, tokens)
+        assert_lost(error, cluster, three, which)
+        assert isinstance(error.cause, TransportTimeout)
     serves(endpoints(three), smollm2, tokens, expected)
 
 
@@ -146,28 +127,14 @@ def test_one_that_freezes_is_named(which, moment, three, smollm2, tokens, expect
 @pytest.mark.parametrize("which", [FIRST, MIDDLE, LAST])
 def test_one_that_is_killed_between_decode_steps(which, three, smollm2, tokens):
     with ready(three, smollm2) as (_, context):
-        context.decode(tokens[:20])
-        context.decode_one(tokens[20])
-        context.logits()
-        kill(session_of(three[which]))
-        with pytest.raises(WorkerLost) as caught:
-            for token in tokens:
-                context.decode_one(token)
-                context.logits()
-        assert_tells(caught.value, three[which].endpoint, f"RPC{which}")
+        error = fails_between_steps(context, tokens, three[which])
+        assert_tells(error, three[which].endpoint, f"RPC{which}")
 
 
 @pytest.mark.parametrize("base", [MIDDLE])
 def test_ctrl_c_in_a_prompt(three, smollm2, tokens, expected):
-    """It surfaces at once, and costs no device."""
     with ready(three, smollm2) as (cluster, context):
-        for moment in (1, 20):
-            context.clear()
-            at_copy(cluster, moment, press)
-            with pytest.raises(KeyboardInterrupt):
-                context.decode(tokens)
-                context.synchronize()
-            check(context, tokens, expected)
+        press_in_a_prompt(cluster, context, tokens, expected)
 
 
 def test_a_worker_that_is_killed_is_named(smollm2, tokens, expected):
