@@ -58,20 +58,11 @@ class Outlet:
                 self._changed.wait_for(lambda: self.broken or self._size <= limit, PATIENCE)
             if self.broken:
                 return
-            count = 0
-            if not self._backlog:
-                try:
-                    count = self._transport.send(parts)
-                    if count == sum(map(len, parts)):
-                        return
-                    left = _parts_after(parts, count)
-                    while left and count and (count := self._transport.send(list(left))):
-                        _drop(left, count)
-                except TransportError:
-                    self._break()
-                    return
-            else:
-                left = _parts_after(parts, 0)
+            try:
+                left = self._send_now(parts) if not self._backlog else _parts_after(parts, 0)
+            except TransportError:
+                self._break()
+                return
             for part in left:
                 self._backlog.append(memoryview(bytes(part)))
                 self._size += len(part)
@@ -87,6 +78,17 @@ class Outlet:
         """Send nothing more and let the writer end."""
         with self._changed:
             self._break()
+
+    def _send_now(self, parts: Parts) -> deque[memoryview]:
+        """What the socket does not take of a message; mostly it takes all of it at once."""
+        count = self._transport.send(parts)
+        if count == sum(map(len, parts)):
+            return deque()
+        left = _parts_after(parts, count)
+        while left and count:
+            count = self._transport.send(list(left))
+            _drop(left, count)
+        return left
 
     def _break(self) -> None:
         self.broken = True
