@@ -101,10 +101,7 @@ class BufferTable:
 
     def locate(self, address: int, size: int) -> tuple[Buffer, int]:
         """The buffer and offset of `size` bytes at a wire address; raises RemoteError."""
-        handle = address >> ADDRESS_SHIFT
-        buffer = self._buffers.get(handle)
-        if buffer is None:
-            raise _unknown(handle)
+        buffer = self.get(address >> ADDRESS_SHIFT)
         offset = address & _OFFSET_MASK
         if offset > buffer.size or size > buffer.size - offset:
             raise RemoteError(

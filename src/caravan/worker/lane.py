@@ -77,7 +77,6 @@ class Lane:
         peers: Peers | None = None,
     ) -> None:
         self.device = device
-        self._index = device.index
         self.buffers = buffers
         self.graphs = graphs
         self.peers = peers if peers is not None else Peers()
@@ -98,10 +97,8 @@ class Lane:
 
     def locate(self, address: int, size: int) -> tuple[Buffer, int]:
         """`BufferTable.locate`, for this device only."""
-        found = self.buffers.locate(address, size)
-        if found[0].device != self._index:
-            self.own(found[0])
-        return found
+        buffer, offset = self.buffers.locate(address, size)
+        return self.own(buffer), offset
 
     def free(self, handle: int) -> None:
         """Free a buffer and forget the graphs that use it."""
