@@ -52,6 +52,14 @@ def answer_to_a_waiter(rig: Rig) -> list[str]:
     return names
 
 
+def answered(rig: Rig) -> tuple[Ticket, list[str]]:
+    """A reply that is on its way before anybody waits for it, and who settles it."""
+    ticket = rig.get(3)
+    names = resolved_by(ticket)
+    rig.peer.reply(rig.peer.request(), b"abc")
+    return ticket, names
+
+
 @pytest.fixture
 def aloof(monkeypatch) -> None:
     """Once somebody has read, the thread does not come by itself."""
@@ -64,9 +72,7 @@ def test_who_waits_reads(rig: Rig, aloof) -> None:
 
 
 def test_the_thread_reads_for_who_does_not_wait(rig: Rig) -> None:
-    ticket = rig.get(3)
-    names = resolved_by(ticket)
-    rig.peer.reply(rig.peer.request(), b"abc")
+    ticket, names = answered(rig)
     wait_until(lambda: ticket.done)
     assert names[0].startswith("caravan-recv")
 
@@ -74,18 +80,14 @@ def test_the_thread_reads_for_who_does_not_wait(rig: Rig) -> None:
 def test_the_thread_reads_for_the_main_thread(rig: Rig, aloof) -> None:
     """Ctrl-C could come out of the middle of a reply there."""
     answer_to_a_waiter(rig)
-    ticket = rig.get(3)
-    names = resolved_by(ticket)
-    rig.peer.reply(rig.peer.request(), b"abc")
+    ticket, names = answered(rig)
     assert ticket.wait(PATIENCE) == b"abc"
     assert names[0].startswith("caravan-recv")
 
 
 def test_the_main_thread_reads_where_ctrl_c_is_held_back(rig: Rig, aloof) -> None:
     answer_to_a_waiter(rig)
-    ticket = rig.get(3)
-    names = resolved_by(ticket)
-    rig.peer.reply(rig.peer.request(), b"abc")
+    ticket, names = answered(rig)
     with interrupt.deferred():
         assert interrupt.shielded()
         assert ticket.wait(PATIENCE) == b"abc"

@@ -65,7 +65,7 @@ class Receiver:
         self._ended = ended
         self._missed = missed
         self._at_end = at_end
-        # whoever holds it reads; nobody waits for bytes with it in vain but those who wait for them
+        # whoever holds it reads; the thread takes it only when there is something to read
         self._turn = threading.Lock()
         self._others_until = 0.0
         self._look = threading.Event()
@@ -82,7 +82,7 @@ class Receiver:
             return False
         start = time.monotonic()
         deadline = start + seconds
-        self._others_until = start + seconds + _LINGER
+        self._others_until = deadline + _LINGER
         try:
             spin = self.poll * _MOST_POLLING / 100
             if self._waited > spin:
