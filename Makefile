@@ -1,7 +1,8 @@
 # Needs make and Python 3.10 or newer with venv and pip; everything else is installed into $(VENV).
 #
 #   make demo    install, then show what two workers do for one prompt
-#   make test    install with the test tools, then run the tests
+#   make test    install with the test tools, then run the tests; llama.cpp's own RPC is built once
+#                for those of them that need it, where there is a C++ compiler
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,14 +11,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := README.md LICENSE $(shell find src -name '*.py')
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test interop lint types bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	$(BIN)/caravan demo
 
-test: $(VENV)/.installed-test
+test: interop
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+interop: $(VENV)/.installed-test
+	$(BIN)/python tests/interop/build.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
