@@ -1,6 +1,6 @@
 """llama.cpp's own client and server as peers: where they are, and servers as child processes.
 
-Used by the tests of this folder and by `benchmarks/interop.py`. What `build.py` has installed is
+Used by the tests of this folder and by `benchmarks/pairs.py`. What `build.py` has installed is
 found without being imported; a server is `server.py` in a process of its own.
 """
 

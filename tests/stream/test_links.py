@@ -193,6 +193,56 @@ def test_base_get_tensor(seven):
     assert ticket.wait(PATIENCE) == b"data"
 
 
+@pytest.mark.parametrize("kind", ["ext", "seven"])
+def test_rows_are_written_one_by_one_where_there_is_no_command_for_them(request, kind):
+    rig, link = request.getfixturevalue(kind)
+    link.set_tensor_2d(Tensor(2), 8, 3, 16, [b"one", b"two"])
+    link.stream.flush()
+    if link.extension:
+        link.memset_tensor(Tensor(3), 0, 1, 0)
+        link.stream.flush()
+        entries = SET_ENTRY.pack(BASE + 136, 3) + SET_ENTRY.pack(BASE + 152, 3)
+        assert rig.peer.request("SET_MANY").payload == u32(2) + entries + b"onetwo"
+        return
+    for offset, data in ((8, b"one"), (24, b"two")):
+        payload = rig.peer.request("SET_TENSOR").payload
+        assert payload == b"\2" * 296 + b"\0" + u64(offset) + data
+
+
+def test_rows_of_protocol_8_are_one_command(eight):
+    rig, link = eight
+    link.set_tensor_2d(Tensor(2), 8, 3, 16, [b"one", b"two"])
+    target = bytearray(6)
+    (ticket,) = link.get_tensor_2d(Tensor(1), 8, 3, 16, memoryview(target))
+    assert rig.peer.request("SET_TENSOR_2D").payload == b"\2" * 296 + u64(8, 3, 2, 16) + b"onetwo"
+    request = rig.peer.request("GET_TENSOR_2D")
+    assert request.payload == b"\1" * 296 + u64(8, 3, 2, 16)
+    rig.peer.reply(request, b"onetwo")
+    ticket.wait(PATIENCE)
+    assert target == b"onetwo"
+
+
+def test_many_long_rows_are_several_commands(eight):
+    rig, link = eight
+    link.set_tensor_2d(Tensor(2), 0, 1 << 20, 2 << 20, [b"x" * (1 << 20)] * 2)
+    link.stream.flush()
+    for i in range(2):
+        request = rig.peer.request("SET_TENSOR_2D")
+        assert request.payload[296:328] == u64(i * (2 << 20), 1 << 20, 1, 2 << 20)
+
+
+@pytest.mark.parametrize("kind", ["ext", "seven"])
+def test_rows_are_read_one_by_one_and_none_waits_for_another(request, kind):
+    rig, link = request.getfixturevalue(kind)
+    target = bytearray(6)
+    tickets = link.get_tensor_2d(Tensor(2), 8, 3, 16, memoryview(target))
+    asked = [rig.peer.request() for _ in tickets]
+    for got, data in zip(asked, (b"one", b"two"), strict=True):
+        rig.peer.reply(got, data)
+    tickets[-1].wait(PATIENCE)
+    assert target == b"onetwo"
+
+
 def answer(rig: Rig, call, *replies: tuple[str, bytes, bytes], status: int = 0):
     """The result of `call` when the peer answers these requests."""
     side = Side(call)

@@ -147,6 +147,51 @@ def get_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> 
     start_read(pointer, tensor, data, offset, size).settle(interrupt.pending)
 
 
+def set_tensor_2d(
+    pointer: int,
+    tensor: int,
+    data: int,
+    offset: int,
+    size: int,
+    count: int,
+    stride: int,
+    data_stride: int,
+) -> None:
+    buffer = buffers[pointer]
+    target = RemoteTensor(tensor, buffer.handle)
+    # so that no more than that is copied at a time
+    some = max(1, SNAPSHOT_MAX // max(size, 1))
+    for start in range(0, count, some):
+        rows = [
+            _string_at(data + i * data_stride, size) for i in range(start, min(count, start + some))
+        ]
+        buffer.device.link.set_tensor_2d(target, offset + start * stride, size, stride, rows)
+
+
+def get_tensor_2d(
+    pointer: int,
+    tensor: int,
+    data: int,
+    offset: int,
+    size: int,
+    count: int,
+    stride: int,
+    data_stride: int,
+) -> None:
+    # the engine's memory gets zeros where a read fails or is given up
+    rows = bytearray(size * count)
+    try:
+        buffer = buffers[pointer]
+        tickets = buffer.device.link.get_tensor_2d(
+            RemoteTensor(tensor, buffer.handle), offset, size, stride, memoryview(rows)
+        )
+        tickets[-1].settle(interrupt.pending)
+    finally:
+        for i in range(count):
+            row = (ctypes.c_char * size).from_buffer(rows, i * size)
+            ctypes.memmove(data + i * data_stride, row, size)
+
+
 def start_read(pointer: int, tensor: int, data: int, offset: int, size: int) -> Ticket:
     """A read from a buffer into the engine's memory, which gets zeros if it cannot be asked for."""
     try:

@@ -42,6 +42,8 @@ _BUFFER: dict[str, tuple[Any, Any]] = {
     "memset_tensor": (buffer_slots.memset_tensor, None),
     "set_tensor": (buffer_slots.set_tensor, None),
     "get_tensor": (buffer_slots.get_tensor, None),
+    "set_tensor_2d": (buffer_slots.set_tensor_2d, None),
+    "get_tensor_2d": (buffer_slots.get_tensor_2d, None),
     "cpy_tensor": (buffer_slots.cpy_tensor, False),
     "clear": (buffer_slots.clear, None),
 }

@@ -7,13 +7,23 @@ import threading
 from caravan.errors import AllocationError, DeviceError
 from caravan.stream.dispatcher import Stream
 from caravan.stream.graphs import GraphMemory, LastGraph, ManyGraphs
-from caravan.stream.link import GraphRef, RemoteAllocation, TensorRef, checked
+from caravan.stream.link import (
+    GraphRef,
+    RemoteAllocation,
+    TensorRef,
+    checked,
+    get_rows,
+    set_rows,
+)
 from caravan.stream.message import Part
 from caravan.stream.ticket import Ticket
 from caravan.wire import commands
 from caravan.wire.commands import Base, Command
 from caravan.wire.extension import DeviceInfo
 from caravan.wire.versions import Version
+
+# Rows of one SET_TENSOR_2D together, if a row is not bigger by itself.
+_ROWS_SIZE = 1 << 20
 
 
 class BaseLink:
@@ -89,6 +99,31 @@ class BaseLink:
         ticket = Ticket(row.name, size, target)
         self.stream.post(row, [row.request.pack(tensor.base_record(), offset, size)], ticket)
         return ticket
+
+    def set_tensor_2d(
+        self, tensor: TensorRef, offset: int, size: int, stride: int, rows: list[bytes]
+    ) -> None:
+        if self.version.major < 8:
+            set_rows(self, tensor, offset, stride, rows)
+            return
+        row = self._table[Base.SET_TENSOR_2D]
+        record = tensor.base_record()
+        most = max(1, _ROWS_SIZE // size)
+        for i in range(0, len(rows), most):
+            some = rows[i : i + most]
+            head = row.request.pack(record, offset + i * stride, size, len(some), stride)
+            self.stream.post(row, [head, b"".join(some)], cork=True)
+
+    def get_tensor_2d(
+        self, tensor: TensorRef, offset: int, size: int, stride: int, target: memoryview
+    ) -> list[Ticket]:
+        if self.version.major < 8:
+            return get_rows(self, tensor, offset, size, stride, target)
+        row = self._table[Base.GET_TENSOR_2D]
+        ticket = Ticket(row.name, len(target), target)
+        values = (offset, size, len(target) // size, stride)
+        self.stream.post(row, [row.request.pack(tensor.base_record(), *values)], ticket)
+        return [ticket]
 
     def memset_tensor(self, tensor: TensorRef, offset: int, size: int, value: int) -> None:
         self._tell(Base.MEMSET_TENSOR, tensor.base_record(), offset, size, value)

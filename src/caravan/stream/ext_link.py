@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from caravan.errors import AllocationError, DeviceError, RemoteError
 from caravan.stream.dispatcher import Stream
 from caravan.stream.graphs import GraphMemory, LruGraphs
-from caravan.stream.link import GraphRef, RemoteAllocation, TensorRef, checked
+from caravan.stream.link import (
+    GraphRef,
+    RemoteAllocation,
+    TensorRef,
+    checked,
+    get_rows,
+    set_rows,
+)
 from caravan.stream.message import Part, length
 from caravan.stream.mirror import Mirror
 from caravan.stream.reach import Reach
@@ -138,6 +145,17 @@ class ExtLink:
         self._sequels.came()
         self._post(row, [row.request.pack(tensor.address() + offset, size)], ticket)
         return ticket
+
+    def set_tensor_2d(
+        self, tensor: TensorRef, offset: int, size: int, stride: int, rows: list[bytes]
+    ) -> None:
+        # short rows are gathered
+        set_rows(self, tensor, offset, stride, rows)
+
+    def get_tensor_2d(
+        self, tensor: TensorRef, offset: int, size: int, stride: int, target: memoryview
+    ) -> list[Ticket]:
+        return get_rows(self, tensor, offset, size, stride, target)
 
     def memset_tensor(self, tensor: TensorRef, offset: int, size: int, value: int) -> None:
         address = tensor.address() + offset

@@ -110,6 +110,16 @@ class DeviceLink(Protocol):
     ) -> Ticket:
         """Read into `target`, or into the ticket's `data`."""
 
+    def set_tensor_2d(
+        self, tensor: TensorRef, offset: int, size: int, stride: int, rows: list[bytes]
+    ) -> None:
+        """Write rows of `size` bytes, the first one at `offset`, `stride` bytes apart."""
+
+    def get_tensor_2d(
+        self, tensor: TensorRef, offset: int, size: int, stride: int, target: memoryview
+    ) -> list[Ticket]:
+        """Read such rows into `target`, one after the other; it must be whole rows."""
+
     def memset_tensor(self, tensor: TensorRef, offset: int, size: int, value: int) -> None: ...
 
     def copy_tensor(self, src: TensorRef, dst: TensorRef, size: int) -> None:
@@ -122,6 +132,24 @@ class DeviceLink(Protocol):
 
     def bye(self) -> None:
         """Take leave, so that the other end knows that the stream's end is no accident."""
+
+
+def set_rows(
+    link: DeviceLink, tensor: TensorRef, offset: int, stride: int, rows: list[bytes]
+) -> None:
+    """`set_tensor_2d` as one write a row."""
+    for i, data in enumerate(rows):
+        link.set_tensor(tensor, offset + i * stride, data)
+
+
+def get_rows(
+    link: DeviceLink, tensor: TensorRef, offset: int, size: int, stride: int, target: memoryview
+) -> list[Ticket]:
+    """`get_tensor_2d` as one read a row, none of which waits for another."""
+    return [
+        link.get_tensor(tensor, offset + i * stride, size, target[i * size : (i + 1) * size])
+        for i in range(len(target) // size)
+    ]
 
 
 def checked(handle: int, base: int, got: int, size: int, alignment: int) -> RemoteAllocation:
