@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -65,6 +66,16 @@ def fails(server: Server, dog: Watchdog, kind: type[Exception], text: str, **kwa
 
 
 # steps of good servers
+
+
+def leaves(told: list[str]) -> Script:
+    """The head says BYE and why."""
+
+    def step(peer: Peer) -> None:
+        peer.table = None
+        told.append(peer.request("BYE").payload.decode())
+
+    return step
 
 
 def session(reply: SessionReply | bytes = GOOD, status: int = 0) -> Script:
@@ -225,8 +236,17 @@ def test_a_server_of_another_kind(serve, watchdog, name):
 
 @pytest.mark.parametrize("version", [Version(6, 0, 0), Version(7, 1, 0), Version(9, 0, 0)])
 def test_a_version_that_does_not_go_together(serve, watchdog, version):
-    server = serve(hello(version))
-    fails(server, watchdog, VersionMismatch, rf"speaks RPC protocol {version}; this head speaks")
+    told = []
+    age = "an older" if version.major < 7 else "a newer"
+    text = rf"speaks RPC protocol {version} \({age} llama.cpp\); this head speaks"
+    fails(serve(steps(hello(version), leaves(told))), watchdog, VersionMismatch, text)
+    wait_until(lambda: told)
+    assert re.search(text, told[0])
+
+
+def test_a_version_that_does_not_go_together_without_the_extension(serve, watchdog):
+    server = serve(hello(Version(6, 0, 0), bytes(24)))
+    fails(server, watchdog, VersionMismatch, "speaks RPC protocol 6.0.0")
 
 
 @pytest.mark.parametrize(
@@ -238,8 +258,12 @@ def test_a_version_that_does_not_go_together(serve, watchdog, version):
     ],
 )
 def test_an_engine_with_other_ops(serve, watchdog, ops, text):
-    server = serve(steps(hello(), session(replace(GOOD, ops=ops))))
+    told = []
+    server = serve(steps(hello(), session(replace(GOOD, ops=ops)), leaves(told)))
     fails(server, watchdog, ProtocolError, text)
+    # the worker hears why, too
+    wait_until(lambda: told)
+    assert re.search(text, told[0])
 
 
 @pytest.mark.parametrize("count", [0, 17])

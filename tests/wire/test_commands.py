@@ -62,7 +62,7 @@ EXTENSION: list[Row] = [
     (73, "GRAPH_RECOMPUTE", 8, False, None, False),
     (74, "MEMORY", 0, False, 16, False),
     (75, "PING", 0, False, 0, False),
-    (76, "BYE", 0, False, None, False),
+    (76, "BYE", 0, True, None, False),
     (77, "INIT_TENSOR", 0, True, None, False),
     (78, "ALLOC_SIZE", 0, True, 8, False),
     (79, "FENCE", 0, False, 0, False),

@@ -161,9 +161,21 @@ def test_nonsense_closes_the_connection_and_nothing_else(endpoint, name):
         assert client.call(Base.DEVICE_COUNT) == (2,)
 
 
-def test_collectives_are_refused(worker):
+def test_collectives_are_refused_in_words_and_the_client_goes_on(worker):
     with BaseClient(worker.endpoint) as client:
-        client.post(Base.COMM_INIT, 0, 0, 2, 0, bytes(64))
+        assert client.call(Base.COMM_INIT, 0, 0, 2, 0, bytes(64)) == (0,)
+        client.post(Base.COMM_FREE, 0)
+        assert client.call(Base.DEVICE_COUNT) == (2,)
+        client.post(Base.COMM_ALLREDUCE, 0, bytes(296))
         client.assert_closed()
-    # the line comes through a pipe of its own, in its own time
-    wait_until(lambda: any("collective" in line for line in worker.messages()))
+    # the lines come through a pipe of their own, in their own time
+    for name in ("COMM_INIT", "COMM_ALLREDUCE"):
+        text = f"{name}: collective operations are not offered by this worker"
+        wait_until(lambda text=text: any(text in line for line in worker.messages()))
+
+
+def test_the_commands_of_protocol_8_are_unknown_to_7(worker7):
+    with BaseClient(worker7.endpoint) as client:
+        client.send(codec.base_request(Base.SET_TENSOR_2D, 328), bytes(328))
+        client.assert_closed()
+    wait_until(lambda: any("command 18" in line for line in worker7.messages()))

@@ -8,16 +8,16 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from caravan.errors import WorkerStartError
-from caravan.wire import codec
+from caravan.wire import codec, extension
 from caravan.wire.commands import Base, Ext
 from caravan.wire.extension import Status
 from caravan.worker.local import LocalWorkers, Worker
+from e2e.processes import children, descriptors
 from leaks import running
 from wired import wait_until
 from worker.raw_client import ADD, BaseClient, Closed, ExtClient, Wire, linear_rows, row
@@ -25,20 +25,9 @@ from worker.raw_client import ADD, BaseClient, Closed, ExtClient, Wire, linear_r
 COMMAND = [sys.executable, "-m", "caravan", "worker"]
 
 
-def children(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [int(child) for child in task.read_text().split()]
-    return found
-
-
 def session_of(worker: Worker, before: list[int]) -> int:
     """The session process that has taken a connection: the oldest that is not a spare."""
     return sorted(set(children(worker.pid)) & set(before))[0]
-
-
-def descriptors(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def busy_graph(client: ExtClient, n: int = 3000) -> None:
@@ -179,13 +168,73 @@ def test_too_many_sessions_are_told_so() -> None:
         clients = [ExtClient(worker.endpoint) for _ in range(Settings().max_sessions)]
         with ExtClient(worker.endpoint) as late:
             assert late.answer.status == Status.BUSY
-        with BaseClient(worker.endpoint) as late:
-            late.assert_closed()
+        with BaseClient(worker.endpoint) as late, pytest.raises(Closed):
+            late.call(Base.DEVICE_COUNT)
         for client in clients:
             client.close()
         wait_until(lambda: len(children(worker.pid)) <= 1)
         with ExtClient(worker.endpoint) as client:
             client.fence()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "spoken", "other"), [(7, "7.0.0", "--protocol 8"), (8, "8.0.0", "--protocol 7")]
+)
+def test_a_client_that_leaves_after_hello_is_explained(protocol, spoken, other) -> None:
+    with Worker("CPU:1", options=("--protocol", str(protocol))) as worker:
+        spare = children(worker.pid)
+        with BaseClient(worker.endpoint):
+            pass
+        wait_until(lambda: any("it left after HELLO" in line for line in worker.messages()))
+        (line,) = [line for line in worker.messages() if "it left after HELLO" in line]
+        assert f"this worker speaks RPC protocol {spoken} (ggml 0.2" in line and other in line
+        # and has cost no process
+        assert children(worker.pid) == spare
+
+
+def test_a_client_that_pauses_after_hello_is_served() -> None:
+    with (
+        Worker("CPU:1", options=("--timeout", "0.2")) as worker,
+        BaseClient(worker.endpoint) as client,
+    ):
+        spare = children(worker.pid)
+        wait_until(lambda: children(worker.pid) != spare)  # the spare's successor
+        assert client.call(Base.DEVICE_COUNT) == (1,)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["for a session", "after one"])
+def test_a_head_that_does_not_go_together_is_explained(early) -> None:
+    reason = "this head speaks\tin tongues"
+    with Worker("CPU:1") as worker:
+        if early:
+            with Wire(worker.endpoint) as wire:
+                wire.hello(extension.caps())
+                wire.send(codec.ext_frame(Ext.BYE, 0, len(reason)), reason.encode())
+                wire.assert_closed()
+        else:
+            with ExtClient(worker.endpoint) as client:
+                client.post(Ext.BYE, tail=reason.encode())
+                client.assert_closed()
+        said = "leaves: this head speaks in tongues"
+        wait_until(lambda: any(said in line for line in worker.messages()))
+
+
+def test_who_only_asks_costs_no_process() -> None:
+    """llama.cpp's client opens a connection for each of its first questions."""
+    with Worker("CPU:1", options=("--protocol", "7")) as worker:
+        (only,) = children(worker.pid)
+        for _ in range(6):
+            with BaseClient(worker.endpoint) as client:
+                assert client.call(Base.DEVICE_COUNT) == (1,)
+                assert client.call(Base.GET_DEVICE_MEMORY, 0)[0] > 0
+                assert only in children(worker.pid)
+        # those that were started because two came too fast one after the other have ended
+        wait_until(lambda: len(children(worker.pid)) == 1)
+        with BaseClient(worker.endpoint) as client:
+            client.alloc(64)
+            used = set(children(worker.pid))
+        wait_until(lambda: set(children(worker.pid)) - used)
+        assert not any("died" in line for line in worker.messages())
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -275,8 +324,6 @@ def test_unix_sockets_and_ipv6(tmp_path) -> None:
 
 def test_without_the_extension_only_the_base_protocol_is_spoken() -> None:
     with Worker("CPU:1", options=("--no-extension",)) as worker, Wire(worker.endpoint) as wire:
-        from caravan.wire import extension
-
         _, caps = wire.hello(extension.caps())
         assert caps == bytes(24)
         wire.send(codec.base_request(Base.DEVICE_COUNT, 0))

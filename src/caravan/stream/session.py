@@ -20,6 +20,7 @@ from caravan.errors import (
     RemoteProtocolError,
     TransportError,
     TransportTimeout,
+    VersionMismatch,
     WorkerLost,
 )
 from caravan.stream.base_link import BaseLink, ask
@@ -121,6 +122,11 @@ def open_session(
             links = _open_devices(endpoint, wire, identity, reply, name, watchdog, timeout, direct)
         else:
             links = _open_base(endpoint, wire, name, watchdog, timeout)
+    except ProtocolError as exc:
+        if wire.extension:
+            _leave(wire.transport, exc)
+        wire.transport.close()
+        raise
     except BaseException:
         wire.transport.close()
         raise
@@ -137,7 +143,8 @@ def _hello(endpoint: Endpoint, timeout: float, use_extension: bool) -> _Wire:
         if length != HELLO_REPLY.size:
             raise RemoteProtocolError(f"{endpoint} answers, but is no RPC worker")
         version, caps = codec.decode_hello_reply(reader.read(length))
-        spoken = check_server(version, str(endpoint))
+        extended = use_extension and extension.agreed(caps) > 0
+        spoken = _check_version(transport, endpoint, version, extended)
     except TransportTimeout as exc:
         transport.close()
         raise ConnectError(
@@ -150,7 +157,18 @@ def _hello(endpoint: Endpoint, timeout: float, use_extension: bool) -> _Wire:
     except BaseException:
         transport.close()
         raise
-    return _Wire(transport, reader, spoken, use_extension and extension.agreed(caps) > 0)
+    return _Wire(transport, reader, spoken, extended)
+
+
+def _check_version(
+    transport: SocketTransport, endpoint: Endpoint, version: Version, extended: bool
+) -> Version:
+    try:
+        return check_server(version, str(endpoint))
+    except VersionMismatch as exc:
+        if extended:
+            _leave(transport, exc)
+        raise
 
 
 def _join(
@@ -180,6 +198,15 @@ def _join(
         error = RemoteError(status, extension.error_text(data))
         raise ConnectError(f"{endpoint} refused a session: {error}") from error
     return extension.decode_session_reply(data)
+
+
+def _leave(transport: SocketTransport, reason: ProtocolError) -> None:
+    """Tell the worker, too, why this head does not go together with it."""
+    text = str(reason).encode()[: extension.MAX_ERROR_TEXT]
+    try:
+        transport.send([codec.ext_frame(Ext.BYE, 0, len(text)), text])
+    except TransportError:
+        return
 
 
 def _open_devices(

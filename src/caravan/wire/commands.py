@@ -266,7 +266,8 @@ EXT: dict[int, Command] = {
         Command(Ext.GRAPH_RECOMPUTE, "GRAPH_RECOMPUTE", Layout((("uid", "Q"),), 8)),
         Command(Ext.MEMORY, "MEMORY", EMPTY, reply=MEMORY_REPLY),
         Command(Ext.PING, "PING", EMPTY, reply=EMPTY, aside=True),
-        Command(Ext.BYE, "BYE", EMPTY),
+        # the tail: why, in UTF-8, if it is not the usual end
+        Command(Ext.BYE, "BYE", EMPTY, tail=True),
         Command(Ext.INIT_TENSOR, "INIT_TENSOR", EMPTY, tail=True),
         Command(Ext.ALLOC_SIZE, "ALLOC_SIZE", EMPTY, tail=True, reply=U64),
         Command(Ext.FENCE, "FENCE", EMPTY, reply=EMPTY),

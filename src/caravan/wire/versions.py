@@ -27,13 +27,32 @@ SPOKEN = (V7, V8)
 RELEASES = {7: "ggml 0.25.x, llama-cpp-python 0.3.36", 8: "ggml 0.26.x, llama.cpp b11549"}
 
 
+def spoken() -> str:
+    """What we speak, with the releases."""
+    return " and ".join(f"{version} ({RELEASES[version.major]})" for version in SPOKEN)
+
+
 def check_server(peer: Version, endpoint: str) -> Version:
     """The version to speak with a server that announced `peer`; raises VersionMismatch."""
     for version in SPOKEN:
         if peer.major == version.major and peer.minor <= version.minor:
             return version
-    spoken = " and ".join(f"{v} ({RELEASES[v.major]})" for v in SPOKEN)
+    age = "a newer" if peer > SPOKEN[-1] or peer.major == V7.major else "an older"
     raise VersionMismatch(
-        f"{endpoint} speaks RPC protocol {peer}; this head speaks {spoken}. "
-        "Run a worker of one of these releases there, or `caravan worker`."
+        f"{endpoint} speaks RPC protocol {peer} ({age} llama.cpp); this head speaks {spoken()}."
+        " Run a server of one of these releases there, or `caravan worker`."
+    )
+
+
+def left_after_hello(announced: Version) -> str:
+    """Why a client may have left when it heard what a worker speaks, and what to do."""
+    others = " or ".join(
+        f"--protocol {version.major} for one of {version} ({RELEASES[version.major]})"
+        for version in SPOKEN
+        if version != announced
+    )
+    return (
+        "it left after HELLO. llama.cpp's programs do that when the versions do not go together:"
+        f" this worker speaks RPC protocol {announced} ({RELEASES[announced.major]});"
+        f" start it with {others}"
     )

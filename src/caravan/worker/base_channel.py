@@ -66,15 +66,15 @@ class BaseChannel(Channel):
         number = command.number
         if number == Base.HELLO:
             raise bad("a second HELLO")
-        if number in _COLLECTIVE:
-            raise bad(f"{command.name}: collective operations are not offered by this worker")
         if number in (Base.SET_TENSOR, Base.SET_TENSOR_2D):
             self._set(command, length)
             return
         if length > MAX_GRAPH:
             raise bad(f"{command.name} of {length} bytes is too big")
         payload = self.reader.read(length)
-        if number in handlers.NOW:
+        if number in _COLLECTIVE:
+            self._collective(command)
+        elif number in handlers.NOW:
             parts = handlers.NOW[number](self.lanes, self.buffers, payload)
             self.answer_now((base_reply(sum(map(len, parts))), *parts))
         elif number == Base.GRAPH_COMPUTE:
@@ -83,6 +83,15 @@ class BaseChannel(Channel):
             self._copy(command, payload)
         else:
             self._on_device(command, payload)
+
+    def _collective(self, command: Command) -> None:
+        """Not offered: INIT is answered with no, after which a client adds up by itself."""
+        text = f"{command.name}: collective operations are not offered by this worker"
+        if command.number == Base.COMM_ALLREDUCE:
+            raise bad(text)
+        if command.number == Base.COMM_INIT:
+            log(f"{self.transport.peer}: {text}; the client goes on without them")
+            self.answer_now((base_reply(U8.size), U8.pack(0)))
 
     def _on_device(self, command: Command, payload: bytes) -> None:
         number = command.number

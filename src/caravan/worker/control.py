@@ -54,9 +54,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A connection ended."""
+    """A connection ended.
+
+    Attributes:
+        unused: nothing has been done with any device, and the process may serve another head.
+    """
 
     connection: int
+    unused: bool = False
 
 
 Message = Adopt | Ready | Closed

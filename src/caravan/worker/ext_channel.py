@@ -14,10 +14,17 @@ from caravan.transport.base import Transport
 from caravan.wire.codec import MAX_PAYLOAD, ext_frame
 from caravan.wire.commands import EXT, Command, Ext
 from caravan.wire.dtypes import MAX_CAST
-from caravan.wire.extension import FRAME, MAX_ERROR_TEXT, MAX_JSON, MAX_SET_MANY, Status
+from caravan.wire.extension import (
+    FRAME,
+    MAX_ERROR_TEXT,
+    MAX_JSON,
+    MAX_SET_MANY,
+    Status,
+    error_text,
+)
 from caravan.wire.records import EXT_TENSOR
 from caravan.worker.buffers import BufferTable
-from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote
+from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote, log
 from caravan.worker.executor import Job
 from caravan.worker.handlers import ASIDE, HANDLERS, MAX_RECORDS, Handler
 from caravan.worker.lane import Lane
@@ -79,10 +86,16 @@ class ExtChannel(Channel):
                 return None
             if number == Ext.BYE:
                 self._in_order = True
+                self._bye(length)
                 return None
             job = self._take(command, number, seq, length)
             if job is not None:
                 return job
+
+    def _bye(self, length: int) -> None:
+        """The head leaves; what it says may be why it does not go together with this worker."""
+        if 0 < length <= MAX_ERROR_TEXT:
+            log(f"{self.transport.peer} leaves: {error_text(self.reader.read(length))}")
 
     def _take(self, command: Command | None, number: int, seq: int, length: int) -> Job | None:
         """Do or queue one request; what is long and can be done at once is returned instead."""

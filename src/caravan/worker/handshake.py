@@ -16,7 +16,7 @@ from caravan.errors import ConnectionClosed, RemoteProtocolError, TransportTimeo
 from caravan.wire import codec, extension
 from caravan.wire.commands import BASE_8, Base, Ext
 from caravan.wire.extension import FRAME, PeerRequest, SessionRequest
-from caravan.wire.versions import Version
+from caravan.wire.versions import Version, left_after_hello
 
 _FIRST: dict[int, Callable[[bytes], SessionRequest | PeerRequest]] = {
     Ext.SESSION: extension.decode_session_request,
@@ -42,14 +42,35 @@ def greet(sock: socket.socket, version: Version, offer: bool, timeout: float) ->
     extended = offer and extension.agreed(caps) > 0
     _send(sock, codec.hello_reply(version, extension.caps(extended)), deadline)
     if not extended:
+        _await_command(sock, version, deadline)
         return Greeting()
     frame = codec.decode_ext_request(_exactly(sock, FRAME.size, deadline))
+    if frame.command.number == Ext.BYE and frame.length <= extension.MAX_ERROR_TEXT:
+        text = extension.error_text(_exactly(sock, frame.length, deadline))
+        raise RemoteProtocolError(f"the head leaves: {text}")
     decode = _FIRST.get(frame.command.number)
     if decode is None:
         raise RemoteProtocolError(f"the first frame is {frame.command.name}, not SESSION or PEER")
     if frame.length > extension.MAX_JSON:
         raise RemoteProtocolError(f"{frame.command.name} of {frame.length} bytes")
     return Greeting(decode(_exactly(sock, frame.length, deadline)), frame.seq)
+
+
+def _await_command(sock: socket.socket, version: Version, deadline: float) -> None:
+    """Wait for the first byte after HELLO, and leave it where it is.
+
+    Who goes on does so at once, or may take its time: then it is served all the same. Raises
+    RemoteProtocolError when it leaves: all that there is to see of a client that has refused.
+    """
+    try:
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        gone = not sock.recv(1, socket.MSG_PEEK)
+    except TimeoutError:
+        return
+    except OSError:
+        gone = True
+    if gone:
+        raise RemoteProtocolError(left_after_hello(version))
 
 
 def refuse(sock: socket.socket, greeting: Greeting, status: extension.Status, text: str) -> None:
