@@ -219,24 +219,6 @@ def test_a_head_that_does_not_go_together_is_explained(early) -> None:
         wait_until(lambda: any(said in line for line in worker.messages()))
 
 
-def test_who_only_asks_costs_no_process() -> None:
-    """llama.cpp's client opens a connection for each of its first questions."""
-    with Worker("CPU:1", options=("--protocol", "7")) as worker:
-        (only,) = children(worker.pid)
-        for _ in range(6):
-            with BaseClient(worker.endpoint) as client:
-                assert client.call(Base.DEVICE_COUNT) == (1,)
-                assert client.call(Base.GET_DEVICE_MEMORY, 0)[0] > 0
-                assert only in children(worker.pid)
-        # those that were started because two came too fast one after the other have ended
-        wait_until(lambda: len(children(worker.pid)) == 1)
-        with BaseClient(worker.endpoint) as client:
-            client.alloc(64)
-            used = set(children(worker.pid))
-        wait_until(lambda: set(children(worker.pid)) - used)
-        assert not any("died" in line for line in worker.messages())
-
-
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_it_ends_with_0_and_leaves_nothing(signum) -> None:
     process = subprocess.Popen([*COMMAND, "-p", "0", "-d", "CPU:1"], stdout=subprocess.PIPE)

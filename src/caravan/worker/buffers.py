@@ -64,11 +64,6 @@ class BufferTable:
         return len(self._buffers)
 
     @property
-    def unused(self) -> bool:
-        """Whether there has never been a buffer."""
-        return self._next == 1
-
-    @property
     def version(self) -> int:
         """Changes with every allocation and every free."""
         return self._version

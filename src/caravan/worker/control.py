@@ -54,14 +54,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A connection ended.
-
-    Attributes:
-        unused: nothing has been done with any device, and the process may serve another head.
-    """
+    """A connection ended."""
 
     connection: int
-    unused: bool = False
 
 
 Message = Adopt | Ready | Closed

@@ -151,16 +151,6 @@ class Pool:
         elif isinstance(message, control.Closed):
             process.connections.discard(message.connection)
             self._gone(message.connection)
-            if message.unused:
-                self._unused(process)
-        else:
-            self._lost(process)
-
-    def _unused(self, process: SessionProcess) -> None:
-        """A process whose client did nothing is as good as a new one."""
-        process.key = process.peer_key = ""
-        if self.spare is None:
-            self.spare, self._spare_at = process, 0.0
         else:
             self._lost(process)
 

@@ -3,8 +3,7 @@
 Started by the supervisor (`python -m caravan.worker.session`), first as the warm spare: engine
 loaded, devices described, nothing opened. Whatever happens in here, a crash in a kernel included,
 costs this session alone. It ends when its last connection has left, when one broke, or when the
-supervisor is gone. Only one that was asked questions and did nothing becomes a spare again:
-llama.cpp's client opens a connection for almost each question before it loads a model.
+supervisor is gone.
 """
 
 from __future__ import annotations
@@ -142,12 +141,9 @@ class Session:
             self._open -= 1
             if self._taken.get(adopt.device) == adopt.connection:
                 del self._taken[adopt.device]
-            unused = adopt.major > 0 and self._open == 0 and self._buffers.unused
-            over = not unused and (not in_order or self._open == 0)
-            if unused:
-                self._lanes = []
+            over = not in_order or self._open == 0
             try:
-                control.send(self._control, control.Closed(adopt.connection, unused))
+                control.send(self._control, control.Closed(adopt.connection))
             except OSError:
                 over = True
             if over:
