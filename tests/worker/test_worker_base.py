@@ -106,7 +106,8 @@ def test_2d_transfers(worker):
         assert client.call(Base.GET_TENSOR_2D, tensor.tobytes(), 8, 4, 3, 16)[0] == b"aaaabbbbcccc"
 
 
-def test_free_drops_all_graphs(endpoint):
+def test_free_drops_the_graphs_that_use_the_buffer(endpoint):
+    """Only those: llama.cpp's client asks for the others again."""
     with BaseClient(endpoint) as client:
         handle, base = client.alloc(1 << 16)
         spare, _ = client.alloc(64)
@@ -114,6 +115,9 @@ def test_free_drops_all_graphs(endpoint):
         upload(client, parts)
         client.graph(nodes, list(parts.values()), uid=5)
         client.post(Base.FREE_BUFFER, spare)
+        client.recompute(uid=5)
+        assert client.call(Base.DEVICE_COUNT) == (2,)
+        client.post(Base.FREE_BUFFER, handle)
         client.recompute(uid=5)
         client.assert_closed()
 

@@ -50,6 +50,43 @@ def test_a_killed_session_leaves_the_worker_serving() -> None:
         wait_until(lambda: any("died by signal SIGKILL" in line for line in worker.messages()))
 
 
+def test_a_client_that_only_asks_leaves_the_process_to_the_next() -> None:
+    """llama.cpp's client connects anew for every question until it has a buffer."""
+    with Worker("CPU:1") as worker:
+        (spare,) = children(worker.pid)
+        for _ in range(20):
+            with BaseClient(worker.endpoint) as client:
+                assert client.call(Base.GET_ALIGNMENT, 0) == (32,)
+                assert client.call(Base.DEVICE_COUNT) == (1,)
+        # one more may have been started where a client was faster than the process
+        wait_until(lambda: children(worker.pid) == [spare])
+        with ExtClient(worker.endpoint) as client:
+            client.alloc(64)
+        wait_until(lambda: spare not in children(worker.pid))
+        assert worker.messages() == []
+
+
+def test_what_a_client_has_allocated_goes_with_its_process() -> None:
+    with Worker("CPU:1") as worker:
+        (spare,) = children(worker.pid)
+        with BaseClient(worker.endpoint) as client:
+            handle, _ = client.alloc(64)
+            client.post(Base.FREE_BUFFER, handle)
+        wait_until(lambda: spare not in children(worker.pid))
+
+
+def test_clients_wait_for_processes_that_are_starting() -> None:
+    with Worker("CPU:1") as worker:
+        (spare,) = children(worker.pid)
+        os.kill(spare, signal.SIGKILL)
+        wait_until(lambda: spare not in children(worker.pid))
+        clients = [BaseClient(worker.endpoint) for _ in range(3)]
+        for client in clients:
+            client.alloc(64)
+        for client in clients:
+            client.close()
+
+
 def test_a_second_head_is_served_while_the_first_computes() -> None:
     with Worker("CPU:1") as worker, ExtClient(worker.endpoint) as first:
         busy_graph(first)

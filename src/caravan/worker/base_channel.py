@@ -26,6 +26,15 @@ GRAPHS_8 = 1024
 
 _COLLECTIVE = frozenset({Base.COMM_INIT, Base.COMM_ALLREDUCE, Base.COMM_FREE})
 _GETS = frozenset({Base.GET_TENSOR, Base.GET_TENSOR_2D})
+_QUESTIONS = frozenset(
+    {
+        Base.DEVICE_COUNT,
+        Base.GET_ALIGNMENT,
+        Base.GET_MAX_SIZE,
+        Base.GET_ALLOC_SIZE,
+        Base.GET_DEVICE_MEMORY,
+    }
+)
 
 
 class BaseChannel(Channel):
@@ -42,6 +51,8 @@ class BaseChannel(Channel):
         self._table = base_table(major)
         self._major = major
         self._failed = False
+        # llama.cpp's client connects anew for every question until it has a buffer
+        self.only_asked = True
 
     def _read(self) -> bool:
         while True:
@@ -57,6 +68,7 @@ class BaseChannel(Channel):
 
     def _fail(self, exc: Exception) -> None:
         """The first failure is told; all end the connection."""
+        self.only_asked = False
         if not self._failed:
             self._failed = True
             log(f"closing the connection to {self.transport.peer}: {as_remote(exc)}")
@@ -64,6 +76,8 @@ class BaseChannel(Channel):
 
     def _take(self, command: Command, length: int) -> None:
         number = command.number
+        if number not in _QUESTIONS:
+            self.only_asked = False
         if number == Base.HELLO:
             raise bad("a second HELLO")
         if number in (Base.SET_TENSOR, Base.SET_TENSOR_2D):
@@ -99,7 +113,6 @@ class BaseChannel(Channel):
         lane.counters.count(command.name)
         handler = handlers.HANDLERS[number]
         if number == Base.FREE_BUFFER:
-            self._drop_graphs()
             lane.frees_posted += 1
         self.post(
             lane,
@@ -116,17 +129,6 @@ class BaseChannel(Channel):
         span = handlers.span_2d(size, *rows) if rows else size
         self.buffers.locate(TensorRef.parse(record).part(offset, span), span)
         return int(span)
-
-    def _drop_graphs(self) -> None:
-        """FREE_BUFFER: all devices forget their graphs, each at its place in order."""
-        for lane in self.lanes:
-            drop = lane.graphs.drop_all
-
-            def work(drop: Callable[[], None] = drop) -> Parts:
-                drop()
-                return NOTHING
-
-            self.post(lane, work)
 
     def _answer(self, command: Command, body: Callable[[], Parts]) -> Work:
         """`body` as work that never raises and returns a whole reply."""

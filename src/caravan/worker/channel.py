@@ -45,7 +45,13 @@ def log(text: str) -> None:
 
 
 class Channel:
-    """See the module; `serve` returns when the connection is over."""
+    """See the module; `serve` returns when the connection is over.
+
+    Attributes:
+        only_asked: nothing was allocated or computed, so the process is as it was before.
+    """
+
+    only_asked = False
 
     def __init__(
         self,

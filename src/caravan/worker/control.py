@@ -54,9 +54,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A connection ended."""
+    """A connection ended.
+
+    Attributes:
+        as_new: it was the only one and has left nothing behind: the process may serve another head.
+    """
 
     connection: int
+    as_new: bool = False
 
 
 Message = Adopt | Ready | Closed

@@ -55,15 +55,17 @@ class GraphStore:
         return graph
 
     def drop_users(self, handle: int) -> None:
-        """Forget the graphs that use a buffer."""
+        """Forget the graphs that use a buffer.
+
+        llama.cpp's server forgets all of them, its client none: it asks for the others again, and
+        goes on counting the uids of those that are gone.
+        """
         users = [uid for uid, graph in self._graphs.items() if graph and handle in graph.handles]
         for uid in users:
-            del self._graphs[uid]
-
-    def drop_all(self) -> None:
-        """Forget all graphs but not their uids: a C++ client goes on counting those."""
-        for uid in self._graphs:
-            self._graphs[uid] = None
+            if self._lru:
+                del self._graphs[uid]
+            else:
+                self._graphs[uid] = None
 
 
 class Lane:

@@ -1,4 +1,4 @@
-"""`Pool`: the supervisor's session processes: the warm spare, the ones in use, the dying.
+"""`Pool`: the supervisor's session processes: the warm spares, the ones in use, the dying.
 
 Belongs to the supervisor's main thread, and is driven by its selector loop: `tend` after every
 round, and `patience` says how long a round may last. Knows nothing of clients but their numbers.
@@ -18,6 +18,10 @@ from caravan.worker.process import SessionProcess
 
 _GRACE = 3.0
 _SPARE_DELAY = 1.0
+# One spare is kept, more of them only until nobody has wanted one for so long.
+_SURPLUS_SECONDS = 2.0
+# Clients wait for processes that do not start; so often they are tried for them.
+_TRIES = 2
 _MAX_BACKOFF = 30.0
 _LONG = 60.0
 
@@ -45,12 +49,19 @@ class Pool:
         self._gone = gone
         self._processes: list[SessionProcess] = []
         self._dying: list[SessionProcess] = []
-        self.spare: SessionProcess | None = None
+        self._spares: list[SessionProcess] = []
         self._spare_at = 0.0
+        self._surplus_at = 0.0
         self._failures = 0
 
     def __repr__(self) -> str:
         return f"<Pool of {len(self._processes)} processes, {len(self._dying)} dying>"
+
+    @property
+    def spare(self) -> SessionProcess | None:
+        """The one that the next session gets, ready or not; None while there is none."""
+        spares = [*filter(_is_ready, self._spares), *self._spares]
+        return spares[0] if spares else None
 
     def start_spare(self) -> None:
         """Start the next session process; when that fails, it is tried again later."""
@@ -62,27 +73,38 @@ class Pool:
             self._retry_later()
             return
         self._processes.append(process)
-        self.spare = process
+        self._spares.append(process)
         self._selector.register(
             process.control, selectors.EVENT_READ, lambda: self._on_message(process)
         )
 
-    def session(self, key: str) -> tuple[SessionProcess | None, str]:
-        """The process of the session `key`, or of a new one for no key; or why there is none."""
+    def session(self, key: str, queue: int = 0) -> tuple[SessionProcess | None, str]:
+        """The process of the session `key`, or of a new one for no key; or why there is none.
+
+        None for no reason means that one is starting: ask again when something has happened, which
+        may also be that one has come back.
+
+        Args:
+            queue: how many wait for a process already.
+        """
         if key:
             return self._find(key, lambda process: process.key)
         if sum(bool(p.key) for p in self._processes) >= self._limit:
             return None, f"the worker serves {self._limit} sessions already"
-        if self.spare is None:
+        if len(self._spares) <= queue and self._failures < _TRIES:
             self.start_spare()
         spare = self.spare
         if spare is None:
             return None, "no session process can be started"
+        if not _is_ready(spare):
+            return None, ""
         spare.key = secrets.token_hex(16)
         spare.peer_key = secrets.token_hex(16)
-        self.spare = None
-        # Not at once: the new session has better use for the processor now.
-        self._spare_at = time.monotonic() + _SPARE_DELAY
+        self._spares.remove(spare)
+        self._surplus_at = time.monotonic() + _SURPLUS_SECONDS
+        if not self._spares:
+            # Not at once: the new session has better use for the processor now.
+            self._spare_at = time.monotonic() + _SPARE_DELAY
         return spare, ""
 
     def peer(self, key: str) -> tuple[SessionProcess | None, str]:
@@ -102,19 +124,24 @@ class Pool:
         """Seconds until `tend` has something to do of its own accord."""
         if self._dying:
             return 0.02
-        if self.spare is None and self._spare_at:
+        if not self._spares and self._spare_at:
             return max(0.0, self._spare_at - time.monotonic())
+        if len(self._spares) > 1:
+            return max(0.0, self._surplus_at - time.monotonic())
         return _LONG
 
     def tend(self) -> None:
-        """Reap the dead, tell of violent deaths, and see to a spare."""
+        """Reap the dead, tell of violent deaths, and see to one spare."""
         for process in [p for p in self._dying if p.reap() is not None]:
             self._dying.remove(process)
             death = process.death()
             if death:
                 complain(f"session process {process.pid} {death}")
-        if self.spare is None and self._spare_at and time.monotonic() >= self._spare_at:
+        now = time.monotonic()
+        if not self._spares and self._spare_at and now >= self._spare_at:
             self.start_spare()
+        if len(self._spares) > 1 and now >= self._surplus_at:
+            self._spares.pop().dismiss()
 
     def end(self) -> None:
         """End all processes: asked first, killed after the grace; returns when all are reaped."""
@@ -151,8 +178,17 @@ class Pool:
         elif isinstance(message, control.Closed):
             process.connections.discard(message.connection)
             self._gone(message.connection)
+            if message.as_new:
+                self._take_back(process)
         else:
             self._lost(process)
+
+    def _take_back(self, process: SessionProcess) -> None:
+        """It has served a head that only asked something: a spare again."""
+        process.key = process.peer_key = ""
+        self._spares.insert(0, process)
+        self._spare_at = 0.0
+        self._surplus_at = time.monotonic() + _SURPLUS_SECONDS
 
     def _lost(self, process: SessionProcess) -> None:
         """A session process closed its side: it has ended, or is about to."""
@@ -163,9 +199,13 @@ class Pool:
         process.key = process.peer_key = ""
         for connection in process.connections:
             self._gone(connection)
-        if process is self.spare:
-            self.spare = None
+        if process in self._spares:
+            self._spares.remove(process)
             self._retry_later()
+
+
+def _is_ready(process: SessionProcess) -> bool:
+    return process.ready is not None and not process.ready.error
 
 
 def complain(text: str) -> None:

@@ -67,6 +67,11 @@ class SessionProcess:
         self.connections.add(adopt.connection)
         return True
 
+    def dismiss(self) -> None:
+        """Let an idle one go: it sees the end of the talk."""
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_WR)
+
     def end(self) -> None:
         """Ask it to go."""
         with contextlib.suppress(OSError):

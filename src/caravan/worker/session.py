@@ -3,7 +3,7 @@
 Started by the supervisor (`python -m caravan.worker.session`), first as the warm spare: engine
 loaded, devices described, nothing opened. Whatever happens in here, a crash in a kernel included,
 costs this session alone. It ends when its last connection has left, when one broke, or when the
-supervisor is gone.
+supervisor is gone; a head that only asked something leaves it to the next one.
 """
 
 from __future__ import annotations
@@ -84,6 +84,12 @@ class Session:
         limit, lru = {0: (GRAPH_LRU, True), 7: (1, False)}.get(major, (GRAPHS_8, False))
         return [Lane(d, self._buffers, GraphStore(limit, lru), self._peers) for d in self._devices]
 
+    def _drop_lanes(self) -> None:
+        """The next head may speak another protocol."""
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            lane.executor.close()
+
     def _serve(self, adopt: control.Adopt, transport: SocketTransport) -> None:
         in_order = False
         channel: Channel | None = None
@@ -99,7 +105,7 @@ class Session:
             transport.close()
             if channel is not None:
                 channel.replies.close()
-            self._left(adopt, in_order)
+            self._left(adopt, in_order, channel is not None and channel.only_asked)
 
     def _channel(self, adopt: control.Adopt, transport: SocketTransport) -> Channel:
         """Raises RemoteError when the head asks for a device that it cannot have."""
@@ -135,15 +141,21 @@ class Session:
         except CaravanError:
             return
 
-    def _left(self, adopt: control.Adopt, in_order: bool) -> None:
-        """A connection is over; with a broken one, or the last one, the session is."""
+    def _left(self, adopt: control.Adopt, in_order: bool, only_asked: bool) -> None:
+        """A connection is over; with a broken one, or the last one, the session is.
+
+        The process is too, unless nothing happened that the next head could notice.
+        """
         with self._lock:
             self._open -= 1
             if self._taken.get(adopt.device) == adopt.connection:
                 del self._taken[adopt.device]
-            over = not in_order or self._open == 0
+            as_new = only_asked and self._open == 0
+            over = not as_new and (not in_order or self._open == 0)
+            if as_new:
+                self._drop_lanes()
             try:
-                control.send(self._control, control.Closed(adopt.connection))
+                control.send(self._control, control.Closed(adopt.connection, as_new))
             except OSError:
                 over = True
             if over:

@@ -81,6 +81,7 @@ class Supervisor:
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
         self._arrivals: deque[Arrival] = deque()
+        self._waiting: list[Arrival] = []  # for a session process that is starting
         self._counter = 0
         self._open: set[int] = set()
         self._version = V8
@@ -158,7 +159,7 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         listener.close(self._listeners)
         self._pool.end()
-        for arrival in self._arrivals:
+        for arrival in (*self._arrivals, *self._waiting):
             arrival.sock.close()
         self._selector.close()
         close_pipe((self._wake_read, self._wake_write))
@@ -177,6 +178,9 @@ class Supervisor:
             if key.fd in self._selector.get_map():
                 key.data()
         self._pool.tend()
+        waiting, self._waiting = self._waiting, []
+        for arrival in waiting:
+            self._arrived(arrival)
 
     def _on_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -228,14 +232,18 @@ class Supervisor:
             os.write(self._wake_write, b"\0")
 
     def _arrived(self, arrival: Arrival) -> None:
-        """Give a greeted client to its session process."""
+        """Give a greeted client to its session process, now or when there is one."""
+        greeting = arrival.greeting
+        if greeting is None:
+            complain(f"closing the connection to {arrival.peer}: {arrival.error}")
+            arrival.sock.close()
+            self._gone(arrival.connection)
+            return
+        process, why = self._process_for(greeting)
+        if process is None and not why:
+            self._waiting.append(arrival)
+            return
         with arrival.sock:
-            greeting = arrival.greeting
-            if greeting is None:
-                complain(f"closing the connection to {arrival.peer}: {arrival.error}")
-                self._gone(arrival.connection)
-                return
-            process, why = self._process_for(greeting)
             if process is not None and process.give(
                 self._adopt(arrival, greeting, process), arrival.sock
             ):
@@ -252,7 +260,8 @@ class Supervisor:
         request = greeting.request
         if isinstance(request, PeerRequest):
             return self._pool.peer(request.key)
-        return self._pool.session(request.session if request is not None else "")
+        key = request.session if request is not None else ""
+        return self._pool.session(key, queue=len(self._waiting))
 
     def _adopt(
         self, arrival: Arrival, greeting: Greeting, process: SessionProcess
