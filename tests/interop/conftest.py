@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from interop.peers import libraries
+from interop.cases import Seen, observe
+from interop.peers import CppClient, Head, libraries
 
 HERE = Path(__file__).parent
 _MISSING = "llama.cpp's RPC is not installed: `make interop` builds it, with a C++ compiler"
@@ -33,3 +34,17 @@ def folder() -> Path:
     found = libraries()
     assert found is not None, _MISSING
     return found
+
+
+@pytest.fixture(scope="session")
+def alone(folder: Path, smollm2: Path) -> Seen:
+    """What llama.cpp's kernels compute in one process, weights not repacked."""
+    with CppClient(folder) as client:
+        return observe(client, [], smollm2)
+
+
+@pytest.fixture(scope="session")
+def alone_default(smollm2: Path) -> Seen:
+    """What the default engine's kernels compute in one process, weights not repacked."""
+    with Head() as head:
+        return observe(head, [], smollm2)
