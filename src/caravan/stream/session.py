@@ -40,6 +40,7 @@ from caravan.wire.versions import Version, check_server
 
 _MAX_DEVICES = 16
 CLOSE_SECONDS = 5.0
+_BUSY = "a busy llama.cpp server, which serves one client at a time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,13 @@ def open_session(
 
 
 def _hello(endpoint: Endpoint, timeout: float, use_extension: bool) -> _Wire:
-    transport = connect(endpoint, timeout)
+    try:
+        transport = connect(endpoint, timeout)
+    except ConnectError as exc:
+        if isinstance(exc.__cause__, TimeoutError):
+            # also with so many waiting for such a server that its system takes no more
+            raise ConnectError(f"{exc}: unreachable, or {_BUSY}") from exc
+        raise
     try:
         transport.set_timeout(timeout)
         transport.send([codec.hello_request(extension.caps(use_extension))])
@@ -148,8 +155,8 @@ def _hello(endpoint: Endpoint, timeout: float, use_extension: bool) -> _Wire:
     except TransportTimeout as exc:
         transport.close()
         raise ConnectError(
-            f"{endpoint} accepted the connection but did not answer within {timeout:g} s"
-            " (a llama.cpp server answers one client at a time)"
+            f"{endpoint} accepted the connection but did not answer within {timeout:g} s:"
+            f" perhaps {_BUSY}"
         ) from exc
     except ConnectionClosed as exc:
         transport.close()

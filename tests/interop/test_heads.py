@@ -1,0 +1,150 @@
+"""Our head on llama.cpp's own servers: it computes what it computes with our workers, and alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+import caravan
+from e2e.processes import caravan as command
+from interop.cases import CASES, SOME, TEXT, assert_same, observe
+from interop.peers import CppServer, Head, engine
+
+ONE = ("ubatch does not divide",)
+
+
+@contextmanager
+def heads(folder: Path | None) -> Iterator[Head]:
+    with Head(folder) as head:
+        yield head
+        head.ask("unload")
+        assert head.close() == 0, head.words()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[str]]:
+    """Three of llama.cpp's, the last of them with two devices behind its connection."""
+    with ExitStack() as stack:
+        counts = (1, 1, 2)
+        yield [stack.enter_context(CppServer(devices=n)).endpoint for n in counts]
+
+
+@pytest.fixture(scope="module")
+def workers(folder: Path) -> Iterator[list[str]]:
+    """Two of ours with llama.cpp's kernels."""
+    with engine(folder):
+        started = caravan.LocalWorkers(2)
+    with started:
+        yield started.endpoints
+
+
+def test_the_same_engine_on_the_head_computes_the_same_alone(folder, smollm2, alone):
+    with heads(folder) as head:
+        assert_same(observe(head, [], smollm2, SOME), alone)
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [(0, 1), (0, 2), (0, 3), (2, 3)],
+    ids=["one server", "two servers", "three servers", "one server with two devices"],
+)
+def test_it_computes_the_same_on_servers(first, last, servers, folder, smollm2, alone):
+    with heads(folder) as head:
+        seen = observe(head, servers[first:last], smollm2, CASES if last < 3 else SOME)
+    assert_same(seen, alone)
+
+
+def test_it_computes_the_same_on_our_workers(workers, folder, smollm2, alone):
+    with heads(folder) as head:
+        assert_same(observe(head, workers, smollm2, SOME), alone)
+
+
+def test_the_default_engine_on_the_head_goes_with_servers_of_version_7(servers, smollm2, alone):
+    """Its ops and types have the same numbers, and the kernels are the servers'."""
+    with heads(None) as head:
+        assert_same(observe(head, servers[:2], smollm2), alone)
+
+
+# s: one of llama.cpp's servers, w: one of our workers
+MIXES = ["sw", "ws", "sww", "wsw", "wws", "sws", "wss"]
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_servers_and_workers_in_one_pipeline(mix, servers, workers, folder, smollm2, alone):
+    ends = {"s": iter(servers), "w": iter(workers)}
+    with heads(folder) as head:
+        assert_same(observe(head, [next(ends[who]) for who in mix], smollm2, SOME), alone)
+        paths = head.ask("paths")["paths"]
+    for number, (one, two) in enumerate(itertools.pairwise(mix)):
+        expected = "direct" if one == two == "w" else "relay"
+        assert paths[f"RPC{number}-RPC{number + 1}"] == expected
+
+
+def test_a_second_context_comes_and_goes_while_the_first_decodes(servers, folder, smollm2):
+    """The servers forget all graphs with every freed buffer, and the head knows."""
+
+    def seen(endpoints: Sequence[str]) -> list[list[str]]:
+        with heads(folder) as head:
+            if endpoints:
+                head.ask("connect", endpoints=endpoints)
+            head.ask("load", path=str(smollm2))
+            tokens = head.ask("tokenize", text=TEXT)["tokens"]
+            head.ask("open", n_ctx=128, n_ubatch=16)
+            head.ask("decode", tokens=tokens[:40])
+            steps = [head.ask("generate", n=3, keep=True)["logits"]]
+            for n_other in (0, 20):
+                head.ask("open", context="other", n_ctx=64, n_ubatch=8)
+                if n_other:
+                    head.ask("decode", context="other", tokens=tokens[:n_other])
+                head.ask("close", context="other")
+                steps.append(head.ask("generate", n=3, keep=True)["logits"])
+            return steps
+
+    assert seen(servers[1:]) == seen([])
+
+
+def test_a_state_comes_back(servers, folder, smollm2):
+    with heads(folder) as head:
+        head.ask("connect", endpoints=servers[:2])
+        head.ask("load", path=str(smollm2))
+        tokens = head.ask("tokenize", text=TEXT)["tokens"]
+        head.ask("open", n_ctx=128, n_ubatch=16)
+        head.ask("decode", tokens=tokens[:40])
+        head.ask("save", name="40 tokens")
+        expected = head.ask("generate", n=3, keep=True)["logits"][1:]
+        head.ask("clear")
+        head.ask("restore", name="40 tokens")
+        # the first of the three is that of the prompt's last token, which is not in the state
+        head.ask("decode", tokens=[int(t) for t in tokens[40:41]])
+        assert len(expected) == 2
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_bench(count, servers, smollm2):
+    done = command(
+        *("bench", "-m", str(smollm2), "--rpc", ",".join(servers[:count])),
+        *("-p", "32", "-n", "4", "-ub", "16", "-r", "1", "-o", "json"),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [(row["n_prompt"], row["n_gen"]) for row in rows] == [(32, 0), (0, 4)]
+
+
+@pytest.mark.parametrize("mix", ["ss", "sw"])
+def test_run(mix, servers, workers, folder, smollm2):
+    """The same greedy text as on the CPU alone."""
+    ends = {"s": iter(servers), "w": iter(workers)}
+    arguments = ("run", "-m", str(smollm2), "-p", "The caravan left", "-n", "12", "--temp", "0")
+    environment = {**os.environ, "CARAVAN_LIBRARY": str(folder)}
+    texts = [
+        command(*arguments, *more, env=environment)
+        for more in (("--rpc", ",".join(next(ends[who]) for who in mix)), ("--device", "none"))
+    ]
+    assert [done.returncode for done in texts] == [0, 0], texts
+    assert texts[0].stdout == texts[1].stdout
