@@ -63,6 +63,12 @@ def observe(
     return {name: CASES[name].observe(peer) for name in cases}
 
 
+def told(peer: CppClient | Head, steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers to steps, without the times that they took."""
+    answers = [peer.ask(**step) for step in steps]
+    return [{key: answer[key] for key in answer if key != "seconds"} for answer in answers]
+
+
 def assert_same(seen: Seen, expected: Seen) -> None:
     for name, values in seen.items():
         for step, (ours, theirs) in enumerate(zip(values, expected[name], strict=True)):

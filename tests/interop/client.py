@@ -39,7 +39,13 @@ _dev_get.restype, _dev_get.argtypes = _P, (_P, _N)
 _TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 
-_silence = llama.llama_log_callback(lambda level, text, data: None)
+_ERROR = 4
+
+
+@llama.llama_log_callback
+def _log(level: int, text: bytes, data: int) -> None:
+    if level == _ERROR:
+        os.write(2, text)
 
 
 class Context:
@@ -122,6 +128,15 @@ class Client:
         self._vocab = llama.llama_model_get_vocab(self._model)
         self._n_vocab = llama.llama_vocab_n_tokens(self._vocab)
 
+    def names(self) -> dict[str, Any]:
+        """Of all ops and of all types, by their numbers."""
+        answer: dict[str, Any] = {}
+        for kind, count in (("op", 101), ("type", 43)):
+            name = getattr(_ggml, f"ggml_{kind}_name")
+            name.restype, name.argtypes = ctypes.c_char_p, (ctypes.c_int,)
+            answer[kind] = [(name(number) or b"").decode() for number in range(count)]
+        return answer
+
     def tokenize(self, text: str) -> dict[str, Any]:
         data = text.encode()
         tokens = (ctypes.c_int32 * (len(data) + 8))()
@@ -191,7 +206,7 @@ class Client:
 
 
 def main() -> None:
-    llama.llama_log_set(_silence, None)
+    llama.llama_log_set(_log, None)
     llama.llama_backend_init()
     client = Client()
     serve({name: getattr(client, name) for name in dir(client) if not name.startswith("_")})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import caravan
-from interop.cases import CASES, SOME, TEXT, assert_same, observe
+from interop.cases import CASES, SOME, TEXT, assert_same, observe, told
 from interop.peers import CppClient, CppServer, engine
 
 
@@ -79,14 +79,6 @@ def theirs(folder, smollm2) -> Iterator[CppClient]:
     with CppClient(folder) as started:
         started.ask("load", path=str(smollm2))
         yield started
-
-
-def told(peer: CppClient, steps: list[dict]) -> list[dict]:
-    """The answers to steps, without the times that they took."""
-    return [
-        {key: value for key, value in peer.ask(**step).items() if key != "seconds"}
-        for step in steps
-    ]
 
 
 def test_several_sequences_of_one_context(client, theirs):

@@ -13,7 +13,7 @@ import pytest
 import caravan
 from caravan.errors import ConnectError, TransportTimeout, WorkerLost
 from caravan.llm import Context, ContextParams, Model
-from e2e.processes import assert_one_line, kill
+from e2e.processes import assert_one_line, kill, running, wait_for
 from e2e.processes import caravan as command
 from e2e.test_direct_faults import at_copy, fails
 from e2e.test_faults import assert_tells
@@ -22,7 +22,6 @@ from interop.peers import CppClient, CppServer
 
 # small graphs: one that takes long is silence to the head
 PARAMS = ContextParams(n_ctx=256, n_ubatch=8)
-MODEL = "smollm2"
 
 
 @contextmanager
@@ -116,6 +115,19 @@ def test_frozen_in_a_prompt(smollm2):
             error = fails(context, tokens)
         assert_tells(error, two[1].endpoint, "RPC1")
         assert isinstance(error.cause, TransportTimeout)
+
+
+def test_killed_under_a_command(smollm2):
+    options = ("-m", str(smollm2), "-p", "One, two,", "-n", "400", "--temp", "0")
+    with (
+        CppServer() as server,
+        running("run", *options, "--rpc", server.endpoint) as run,
+    ):
+        wait_for(lambda: run.text)
+        server.kill()
+        assert run.finish() == 1
+        assert [line for line in run.lines if "error" in line] == [run.lines[-1]]
+        assert f"lost RPC0 at {server.endpoint}" in run.lines[-1]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -13,10 +13,8 @@ import pytest
 
 import caravan
 from e2e.processes import caravan as command
-from interop.cases import CASES, SOME, TEXT, assert_same, observe
+from interop.cases import CASES, SOME, TEXT, assert_same, observe, told
 from interop.peers import CppServer, Head, engine
-
-ONE = ("ubatch does not divide",)
 
 
 @contextmanager
@@ -86,43 +84,54 @@ def test_servers_and_workers_in_one_pipeline(mix, servers, workers, folder, smol
         assert paths[f"RPC{number}-RPC{number + 1}"] == expected
 
 
-def test_a_second_context_comes_and_goes_while_the_first_decodes(servers, folder, smollm2):
-    """The servers forget all graphs with every freed buffer, and the head knows."""
-
-    def seen(endpoints: Sequence[str]) -> list[list[str]]:
-        with heads(folder) as head:
-            if endpoints:
-                head.ask("connect", endpoints=endpoints)
-            head.ask("load", path=str(smollm2))
-            tokens = head.ask("tokenize", text=TEXT)["tokens"]
-            head.ask("open", n_ctx=128, n_ubatch=16)
-            head.ask("decode", tokens=tokens[:40])
-            steps = [head.ask("generate", n=3, keep=True)["logits"]]
-            for n_other in (0, 20):
-                head.ask("open", context="other", n_ctx=64, n_ubatch=8)
-                if n_other:
-                    head.ask("decode", context="other", tokens=tokens[:n_other])
-                head.ask("close", context="other")
-                steps.append(head.ask("generate", n=3, keep=True)["logits"])
-            return steps
-
-    assert seen(servers[1:]) == seen([])
+GREEDY = {"do": "generate", "n": 3, "keep": True}
+OTHER = {"do": "open", "context": "other", "n_ctx": 64, "n_ubatch": 8}
 
 
-def test_a_state_comes_back(servers, folder, smollm2):
+def check_steps(endpoints: list[str], folder: Path, model: Path, steps: list[dict]) -> None:
+    """They have the same answers on the servers as on the CPU alone."""
+    with heads(folder) as one, heads(folder) as two:
+        one.ask("connect", endpoints=endpoints)
+        answers = [told(head, [{"do": "load", "path": str(model)}, *steps]) for head in (one, two)]
+    assert answers[0] == answers[1]
+
+
+@pytest.fixture(scope="module")
+def tokens(folder: Path, smollm2: Path) -> list[int]:
     with heads(folder) as head:
-        head.ask("connect", endpoints=servers[:2])
         head.ask("load", path=str(smollm2))
-        tokens = head.ask("tokenize", text=TEXT)["tokens"]
-        head.ask("open", n_ctx=128, n_ubatch=16)
-        head.ask("decode", tokens=tokens[:40])
-        head.ask("save", name="40 tokens")
-        expected = head.ask("generate", n=3, keep=True)["logits"][1:]
-        head.ask("clear")
-        head.ask("restore", name="40 tokens")
-        # the first of the three is that of the prompt's last token, which is not in the state
-        head.ask("decode", tokens=[int(t) for t in tokens[40:41]])
-        assert len(expected) == 2
+        return head.ask("tokenize", text=TEXT)["tokens"]
+
+
+def test_a_second_context_comes_and_goes_while_the_first_decodes(servers, folder, smollm2, tokens):
+    """The servers forget all graphs with every freed buffer, and the head knows."""
+    steps = [
+        {"do": "open", "n_ctx": 128, "n_ubatch": 16},
+        {"do": "decode", "tokens": tokens[:40]},
+        GREEDY,
+        OTHER,
+        {"do": "close", "context": "other"},
+        GREEDY,
+        OTHER,
+        {"do": "decode", "context": "other", "tokens": tokens[:20]},
+        {"do": "close", "context": "other"},
+        GREEDY,
+    ]
+    check_steps(servers[1:], folder, smollm2, steps)
+
+
+def test_a_state_comes_back(servers, folder, smollm2, tokens):
+    steps = [
+        {"do": "open", "n_ctx": 128, "n_ubatch": 16},
+        {"do": "decode", "tokens": tokens[:40]},
+        {"do": "save", "name": "40 tokens"},
+        GREEDY,
+        {"do": "clear"},
+        {"do": "restore", "name": "40 tokens"},
+        {"do": "decode", "tokens": tokens[40:45]},
+        GREEDY,
+    ]
+    check_steps(servers[:2], folder, smollm2, steps)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -140,7 +149,19 @@ def test_bench(count, servers, smollm2):
 def test_run(mix, servers, workers, folder, smollm2):
     """The same greedy text as on the CPU alone."""
     ends = {"s": iter(servers), "w": iter(workers)}
-    arguments = ("run", "-m", str(smollm2), "-p", "The caravan left", "-n", "12", "--temp", "0")
+    arguments = (
+        "run",
+        "-m",
+        str(smollm2),
+        "-p",
+        "The caravan left",
+        "-n",
+        "8",
+        "--temp",
+        "0",
+        "-c",
+        "64",
+    )
     environment = {**os.environ, "CARAVAN_LIBRARY": str(folder)}
     texts = [
         command(*arguments, *more, env=environment)

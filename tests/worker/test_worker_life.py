@@ -341,6 +341,20 @@ def test_unix_sockets_and_ipv6(tmp_path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.skipif(not _has("::1"), reason="this system has no IPv6")
+def test_all_addresses_are_those_of_ipv4_too() -> None:
+    with Worker("CPU:1", host="::") as worker:
+        port = worker.endpoint.rpartition(":")[2]
+        for host in ("127.0.0.1", "[::1]"):
+            with ExtClient(f"{host}:{port}") as client:
+                client.fence()
+                assert client.session.peer_addresses == [f"{host}:{port}"]
+        with Wire(f"127.0.0.1:{port}") as wire:
+            wire.send(codec.base_request(Base.DEVICE_COUNT, 0))
+            wire.assert_closed()
+        wait_until(lambda: any("connection to 127.0.0.1:" in line for line in worker.messages()))
+
+
 def test_without_the_extension_only_the_base_protocol_is_spoken() -> None:
     with Worker("CPU:1", options=("--no-extension",)) as worker, Wire(worker.endpoint) as wire:
         _, caps = wire.hello(extension.caps())

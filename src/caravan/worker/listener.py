@@ -12,6 +12,7 @@ from caravan.errors import WorkerStartError
 
 _BACKLOG = 64
 _UNIX = "unix:"
+_MAPPED = "::ffff:"
 
 
 def listen(host: str, port: int) -> tuple[list[socket.socket], int]:
@@ -23,9 +24,12 @@ def listen(host: str, port: int) -> tuple[list[socket.socket], int]:
         return [_listen_unix(host[len(_UNIX) :])], 0
     sockets: list[socket.socket] = []
     failure: OSError | None = None
-    for family, address in _addresses(host):
+    addresses = _addresses(host)
+    # "::" is all addresses, and llama.cpp's clients know those of IPv4 only
+    both = [address for _, address in addresses] == ["::"]
+    for family, address in addresses:
         try:
-            sock = _listen_tcp(family, (address, port))
+            sock = _listen_tcp(family, (address, port), both)
         except OSError as exc:
             failure = failure or exc
             if exc.errno == errno.EADDRINUSE and not sockets:
@@ -44,6 +48,11 @@ def is_loopback(host: str) -> bool:
     if host.startswith(_UNIX) or host == "localhost" or host == "::1":
         return True
     return host.startswith("127.")
+
+
+def plain(address: str) -> str:
+    """An address as people know it: one of IPv4 without what IPv6 puts in front of it."""
+    return address[len(_MAPPED) :] if address.startswith(_MAPPED) and "." in address else address
 
 
 def close(sockets: list[socket.socket]) -> None:
@@ -66,12 +75,14 @@ def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
     return sorted(dict.fromkeys(found), key=lambda pair: pair[0] != socket.AF_INET)
 
 
-def _listen_tcp(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
+def _listen_tcp(
+    family: socket.AddressFamily, address: tuple[str, int], both: bool
+) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
         sock.bind(address)
         sock.listen(_BACKLOG)
         sock.setblocking(False)

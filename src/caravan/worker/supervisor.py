@@ -208,7 +208,9 @@ class Supervisor:
         self._counter += 1
         self._open.add(self._counter)
         say("Accepted client connection")
-        peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix client"
+        peer = "unix client"
+        if isinstance(address, tuple):
+            peer = str(Endpoint(listener.plain(address[0]), address[1]))
         greeter = threading.Thread(
             target=self._greet, args=(self._counter, sock, peer), name=f"greet {peer}", daemon=True
         )
@@ -285,7 +287,7 @@ class Supervisor:
             return str(Endpoint.parse(self._settings.peer_address, self._port))
         if sock.family == socket.AF_UNIX:
             return f"unix:{os.path.abspath(sock.getsockname())}"
-        return str(Endpoint(sock.getsockname()[0], self._port))
+        return str(Endpoint(listener.plain(sock.getsockname()[0]), self._port))
 
     def _gone(self, connection: int) -> None:
         self._open.discard(connection)
