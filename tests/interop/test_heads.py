@@ -70,7 +70,7 @@ def test_the_default_engine_on_the_head_goes_with_servers_of_version_7(servers, 
 
 
 # s: one of llama.cpp's servers, w: one of our workers
-MIXES = ["sw", "ws", "sww", "wsw", "wws", "sws", "wss"]
+MIXES = ["sw", "sww", "wsw", "wws", "sws"]
 
 
 @pytest.mark.parametrize("mix", MIXES)
