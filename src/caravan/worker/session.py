@@ -150,7 +150,8 @@ class Session:
             self._open -= 1
             if self._taken.get(adopt.device) == adopt.connection:
                 del self._taken[adopt.device]
-            as_new = only_asked and self._open == 0
+            pending = any(lane.executor.pending for lane in self._lanes)
+            as_new = only_asked and self._open == 0 and not pending
             over = not as_new and (not in_order or self._open == 0)
             if as_new:
                 self._drop_lanes()

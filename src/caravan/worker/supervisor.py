@@ -81,7 +81,7 @@ class Supervisor:
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
         self._arrivals: deque[Arrival] = deque()
-        self._waiting: list[Arrival] = []  # for a session process that is starting
+        self._waiting: list[Arrival] = []  # for their session process, in order
         self._counter = 0
         self._open: set[int] = set()
         self._version = V8
@@ -186,7 +186,7 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
         while self._arrivals:
-            self._arrived(self._arrivals.popleft())
+            self._waiting.append(self._arrivals.popleft())
 
     def _on_parent(self) -> None:
         if not os.read(self._settings.parent_fd, 64):
@@ -234,7 +234,7 @@ class Supervisor:
             os.write(self._wake_write, b"\0")
 
     def _arrived(self, arrival: Arrival) -> None:
-        """Give a greeted client to its session process, now or when there is one."""
+        """Give a greeted client to its session process, or leave it waiting for one."""
         greeting = arrival.greeting
         if greeting is None:
             complain(f"closing the connection to {arrival.peer}: {arrival.error}")
