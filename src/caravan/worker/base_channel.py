@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from caravan.errors import ProtocolError, RemoteError
+from caravan.errors import ProtocolError, RemoteError, TransportError
 from caravan.transport.base import Transport
 from caravan.wire.codec import BASE_REQUEST, base_reply, decode_base_request
 from caravan.wire.commands import U8, Base, Command, base_table
@@ -17,8 +17,10 @@ from caravan.worker.base_handlers import TensorRef
 from caravan.worker.buffers import Buffer, BufferTable
 from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote, log
 from caravan.worker.copies import Snapshot
+from caravan.worker.executor import Job
 from caravan.worker.lane import Lane
 from caravan.worker.outlet import Parts
+from caravan.worker.pair import ReadingPair
 from caravan.worker.replies import NOTHING
 from caravan.worker.table import bad, from_base
 
@@ -51,20 +53,35 @@ class BaseChannel(Channel):
         self._table = base_table(major)
         self._major = major
         self._failed = False
+        # set by the thread that reads, unset by the one that has computed
+        self._computing = False
         # llama.cpp's client connects anew for every question until it has a buffer
         self.only_asked = True
 
     def _read(self) -> bool:
-        while True:
-            data = self.reader.read(BASE_REQUEST.size)
-            try:
-                header = decode_base_request(data, self._table)
-                self._take(header.command, header.length)
-            except (RemoteError, ProtocolError) as exc:
-                self._fail(exc)
-            if self._failed:
-                self.replies.drain(1.0)
-                return False
+        ReadingPair(self._read_on, "reader").run()
+        return False
+
+    def _read_on(self) -> Job | None:
+        """Read up to something long that a device is free for; None at the end."""
+        try:
+            while not self._failed:
+                job = self._read_request()
+                if job is not None:
+                    return job
+            self.replies.drain(1.0)
+        except TransportError:
+            pass
+        return None
+
+    def _read_request(self) -> Job | None:
+        data = self.reader.read(BASE_REQUEST.size)
+        try:
+            header = decode_base_request(data, self._table)
+            return self._take(header.command, header.length)
+        except (RemoteError, ProtocolError) as exc:
+            self._fail(exc)
+            return None
 
     def _fail(self, exc: Exception) -> None:
         """The first failure is told; all end the connection."""
@@ -74,7 +91,8 @@ class BaseChannel(Channel):
             log(f"closing the connection to {self.transport.peer}: {as_remote(exc)}")
             self.transport.close()
 
-    def _take(self, command: Command, length: int) -> None:
+    def _take(self, command: Command, length: int) -> Job | None:
+        """Do or queue one request; what is long and can be done at once is returned instead."""
         number = command.number
         if number not in _QUESTIONS:
             self.only_asked = False
@@ -82,7 +100,7 @@ class BaseChannel(Channel):
             raise bad("a second HELLO")
         if number in (Base.SET_TENSOR, Base.SET_TENSOR_2D):
             self._set(command, length)
-            return
+            return None
         if length > MAX_GRAPH:
             raise bad(f"{command.name} of {length} bytes is too big")
         payload = self.reader.read(length)
@@ -92,11 +110,12 @@ class BaseChannel(Channel):
             parts = handlers.NOW[number](self.lanes, self.buffers, payload)
             self.answer_now((base_reply(sum(map(len, parts))), *parts))
         elif number == Base.GRAPH_COMPUTE:
-            self._graph(command, payload)
+            return self._graph(command, payload)
         elif number == Base.COPY_TENSOR:
             self._copy(command, payload)
         else:
-            self._on_device(command, payload)
+            return self._on_device(command, payload)
+        return None
 
     def _collective(self, command: Command) -> None:
         """Not offered: INIT is answered with no, after which a client adds up by itself."""
@@ -107,19 +126,36 @@ class BaseChannel(Channel):
             log(f"{self.transport.peer}: {text}; the client goes on without them")
             self.answer_now((base_reply(U8.size), U8.pack(0)))
 
-    def _on_device(self, command: Command, payload: bytes) -> None:
+    def _on_device(self, command: Command, payload: bytes) -> Job | None:
         number = command.number
         lane = handlers.LANES[number](self.lanes, self.buffers, payload)
         lane.counters.count(command.name)
         handler = handlers.HANDLERS[number]
         if number == Base.FREE_BUFFER:
             lane.frees_posted += 1
-        self.post(
-            lane,
-            self._answer(command, lambda: handler(lane, payload)),
-            inline=number != Base.GRAPH_RECOMPUTE,
-            owed=self._owed(command, payload),
-        )
+        work = self._answer(command, lambda: handler(lane, payload))
+        if number == Base.GRAPH_RECOMPUTE:
+            return self._compute(lane, work)
+        self.post(lane, work, owed=self._owed(command, payload))
+        return None
+
+    def _compute(self, lane: Lane, work: Work, held: int = 0) -> Job | None:
+        """One of the two reading threads may compute; the other one reads for all devices."""
+        if self._computing:
+            self.post(lane, work, inline=False, held=held)
+            return None
+        job = self.long(lane, work, held)
+        if job is None:
+            return None
+        self._computing = True
+
+        def compute() -> None:
+            try:
+                job()
+            finally:
+                self._computing = False
+
+        return compute
 
     def _owed(self, command: Command, payload: bytes) -> int:
         """Bytes of a GET's answer, so that unread answers are bounded; raises RemoteError."""
@@ -212,7 +248,7 @@ class BaseChannel(Channel):
 
         self.post(lane, self._answer(command, across), inline=False, held=size)
 
-    def _graph(self, command: Command, payload: bytes) -> None:
+    def _graph(self, command: Command, payload: bytes) -> Job | None:
         """Check and build on this thread, while the device computes what came before."""
         head = command.request.size
         device, *uid, n_nodes = command.request.unpack(payload[:head])
@@ -231,4 +267,4 @@ class BaseChannel(Channel):
             lane.compute(graph)
             return NOTHING
 
-        self.post(lane, self._answer(command, body), inline=False, held=len(payload))
+        return self._compute(lane, self._answer(command, body), len(payload))

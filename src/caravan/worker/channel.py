@@ -95,6 +95,11 @@ class Channel:
             return
         executor.submit(self.job(work, held, owed))
 
+    def long(self, lane: Lane, work: Work, held: int = 0) -> Job | None:
+        """Queue what may take long; when the device is free for it, return what sets it going."""
+        executor = lane.executor
+        return executor.work_off if executor.enlist(self.job(work, held)) else None
+
     def job(self, work: Work, held: int = 0, owed: int = 0) -> Job:
         """`work` with its place among the replies, for an executor."""
         if held:

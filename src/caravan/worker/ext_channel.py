@@ -149,16 +149,11 @@ class ExtChannel(Channel):
         work = self._answer(command, seq, lambda: handler(self.lane, payload))
         held = len(payload) if len(payload) > _SHORT else 0
         if command.number in _LONG:
-            return self._long(work, held)
+            return self.long(self.lane, work, held)
         if command.silent and self._at_once(command, seq, handler, payload):
             return None
         self.post(self.lane, work, held=held, owed=self._owed(command, payload))
         return None
-
-    def _long(self, work: Work, held: int) -> Job | None:
-        """Queue what may take long; when the device is free for it, return what sets it going."""
-        executor = self.lane.executor
-        return executor.work_off if executor.enlist(self.job(work, held)) else None
 
     def _at_once(self, command: Command, seq: int, handler: Handler, payload: bytes) -> bool:
         """Do a silent command here and now; False when the device is not idle."""
@@ -245,4 +240,4 @@ class ExtChannel(Channel):
             lane.compute(graph, uid)
             return NOTHING
 
-        return self._long(self._answer(command, seq, body), len(payload))
+        return self.long(lane, self._answer(command, seq, body), len(payload))
