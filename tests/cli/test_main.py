@@ -116,7 +116,6 @@ def test_wrong_value_is_2(command, capsys):
         ("demo --timeout x", "invalid value for '--timeout'"),
         ("model get", "missing argument 'NAME'"),
         ("worker -p x", "invalid value for '-p' / '--port'"),
-        ("worker -c", "--cache is not supported yet"),
         ("worker -d CPU:x", "device 'CPU:x': threads must be"),
     ],
 )

@@ -299,7 +299,6 @@ def test_it_says_what_rpc_server_says() -> None:
         (["-d", "CUDA7"], 1, "unknown device 'CUDA7'; available devices: CPU"),
         (["-d", "CPU:x"], 2, "threads must be a number"),
         (["-t", "0"], 2, "threads"),
-        (["--cache"], 2, "not supported yet"),
         (["--nonsense"], 2, "nonsense"),
         (["-H", "no.such.host.invalid"], 1, "unknown host"),
         (["-H", "203.0.113.7"], 1, "cannot listen"),

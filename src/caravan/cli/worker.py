@@ -10,11 +10,12 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
 from caravan.cli.seconds import Seconds
-from caravan.errors import UsageError
+from caravan.errors import WorkerStartError
 
 _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
 
@@ -47,7 +48,13 @@ _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
     show_default=True,
     help="Port; 0 picks a free one.",
 )
-@click.option("-c", "--cache", is_flag=True, help="Keep a local weight cache (not yet).")
+@click.option(
+    "-c",
+    "--cache",
+    is_flag=True,
+    help="Keep the big weights of llama.cpp's heads for the next time, in rpc-server's directory: "
+    "$LLAMA_CACHE/rpc, else llama.cpp/rpc in the user's cache.",
+)
 @click.option(
     "--protocol",
     type=click.Choice(list(_PROTOCOLS)),
@@ -94,8 +101,6 @@ def command(
     from caravan.worker.listener import is_loopback
     from caravan.worker.supervisor import Settings, Supervisor
 
-    if cache:
-        raise UsageError("--cache is not supported yet")
     if devices:
         worker_devices.parse(devices)
     if peer_address:
@@ -112,6 +117,7 @@ def command(
         timeout=timeout,
         parent_fd=parent_fd,
         peer_address=peer_address,
+        cache=_made(weights_dir()) if cache else "",
     )
     with _removed(own_directory):
         sys.exit(Supervisor(settings).run())
@@ -126,6 +132,33 @@ def _removed(directory: str) -> Iterator[None]:
         if directory:
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
+
+
+def weights_dir() -> Path:
+    """Where rpc-server keeps weights. Raises WorkerStartError if there is no home directory."""
+    own = os.environ.get("LLAMA_CACHE")
+    try:
+        return (Path(own) if own else _platform_cache() / "llama.cpp") / "rpc"
+    except RuntimeError as exc:
+        raise WorkerStartError("no home directory to keep weights in: set LLAMA_CACHE") from exc
+
+
+def _platform_cache() -> Path:
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local").expanduser()
+    if sys.platform == "darwin":
+        return Path("~/Library/Caches").expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+
+
+def _made(directory: Path) -> str:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise WorkerStartError(
+            f"cannot create the cache directory {directory}: {exc.strerror or exc}"
+        ) from exc
+    return str(directory.absolute())
 
 
 def _is_known(host: str) -> bool:

@@ -23,6 +23,7 @@ from caravan.worker.outlet import Parts
 from caravan.worker.pair import ReadingPair
 from caravan.worker.replies import NOTHING
 from caravan.worker.table import bad, from_base
+from caravan.worker.weights import Weights
 
 GRAPHS_8 = 1024
 
@@ -44,12 +45,19 @@ class BaseChannel(Channel):
 
     Args:
         major: 7 or 8.
+        weights: the weight cache, if the worker has one.
     """
 
     def __init__(
-        self, transport: Transport, lanes: list[Lane], buffers: BufferTable, major: int
+        self,
+        transport: Transport,
+        lanes: list[Lane],
+        buffers: BufferTable,
+        major: int,
+        weights: Weights | None = None,
     ) -> None:
         super().__init__(transport, lanes, buffers)
+        self._weights = weights
         self._table = base_table(major)
         self._major = major
         self._failed = False
@@ -106,6 +114,8 @@ class BaseChannel(Channel):
         payload = self.reader.read(length)
         if number in _COLLECTIVE:
             self._collective(command)
+        elif number == Base.SET_TENSOR_HASH and self._weights is not None:
+            self._set_cached(command, payload, self._weights)
         elif number in handlers.NOW:
             parts = handlers.NOW[number](self.lanes, self.buffers, payload)
             self.answer_now((base_reply(sum(map(len, parts))), *parts))
@@ -194,7 +204,7 @@ class BaseChannel(Channel):
         if command.number == Base.SET_TENSOR_2D:
             self._set_2d(command, payload, size)
             return
-        record, _cache, offset = command.request.unpack(payload)
+        record, flagged, offset = command.request.unpack(payload)
         lane = handlers.of_tensor(self.lanes, self.buffers, payload)
         lane.counters.count(command.name)
         address = TensorRef.parse(record).part(offset, size)
@@ -203,7 +213,16 @@ class BaseChannel(Channel):
             return lane.locate(address, size)
 
         locate()
-        self.receive(lane, size, locate, self._guard)
+        keep = self._weights.store if flagged and self._weights is not None else None
+        self.receive(lane, size, locate, self._guard, keep)
+
+    def _set_cached(self, command: Command, payload: bytes, weights: Weights) -> None:
+        lane = handlers.of_tensor(self.lanes, self.buffers, payload)
+        lane.counters.count(command.name)
+        self.post(
+            lane,
+            self._answer(command, lambda: handlers.set_tensor_cached(lane, payload, weights)),
+        )
 
     def _set_2d(self, command: Command, payload: bytes, size: int) -> None:
         record, offset, row, n_rows, stride = command.request.unpack(payload)

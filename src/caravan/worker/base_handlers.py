@@ -25,6 +25,7 @@ from caravan.worker.lane import Lane
 from caravan.worker.outlet import Parts
 from caravan.worker.replies import NOTHING
 from caravan.worker.table import bad, from_records
+from caravan.worker.weights import Entry, Weights
 
 Handler = Callable[[Lane, bytes], Parts]
 
@@ -94,7 +95,7 @@ def buffer_get_base(lanes: list[Lane], buffers: BufferTable, payload: bytes) -> 
 
 
 def set_tensor_hash(lanes: list[Lane], buffers: BufferTable, payload: bytes) -> Parts:
-    """There is no weight cache: never a hit."""
+    """Of a worker without a weight cache: never a hit."""
     return (U8.pack(0),)
 
 
@@ -247,6 +248,35 @@ def copy_tensor(lane: Lane, src: int, dst: int, size: int) -> Parts:
     """Within one device."""
     copy_within(lane, src, dst, size)
     return (U8.pack(1),)
+
+
+def set_tensor_cached(lane: Lane, payload: bytes, weights: Weights) -> Parts:
+    """SET_TENSOR_HASH of a worker with a weight cache.
+
+    After a miss the tensor's bytes are anything, if the host can reach them: the file was read to
+    where they are before its hash was known.
+    """
+    record, offset, digest = BASE_8[Base.SET_TENSOR_HASH].request.unpack(payload)
+    ref = TensorRef.parse(record)
+    address = ref.part(offset, 0)
+    rest = ref.nbytes - offset
+    buffer, at = lane.locate(address, rest)
+    entry = weights.find(digest, rest)
+    if entry is None:
+        return (U8.pack(0),)
+    with entry:
+        return (U8.pack(_fill(buffer, at, entry)),)
+
+
+def _fill(buffer: Buffer, at: int, entry: Entry) -> bool:
+    native = buffer.native
+    if native is not None and native.view is not None:
+        return entry.read_into(native.view[at : at + entry.size])
+    data = bytearray(entry.size)
+    hit = entry.read_into(memoryview(data))
+    if hit and native is not None:
+        native.write(at, data)
+    return hit
 
 
 HANDLERS: dict[int, Handler] = {

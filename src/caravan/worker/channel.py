@@ -6,6 +6,7 @@ else is queued, bounded in bytes. Protocols subclass it: they parse, and say wha
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 
@@ -37,11 +38,13 @@ Work = Callable[[], Parts]
 Locate = Callable[[], tuple[Buffer, int]]
 Step = Callable[[], None]
 Guard = Callable[[Step], Parts]
+Keep = Callable[[memoryview], None]
 
 
 def log(text: str) -> None:
     """One line for the person who runs the worker."""
-    print(f"caravan worker: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(BrokenPipeError):
+        print(f"caravan worker: {text}", file=sys.stderr, flush=True)
 
 
 class Channel:
@@ -125,27 +128,30 @@ class Channel:
         """A reply that no device is needed for, at its place."""
         self.replies.complete(self.replies.reserve(), parts)
 
-    def receive(self, lane: Lane, size: int, locate: Locate, guard: Guard) -> None:
+    def receive(
+        self, lane: Lane, size: int, locate: Locate, guard: Guard, keep: Keep | None = None
+    ) -> None:
         """Take `size` payload bytes to where `locate` says, straight into device memory if it can.
 
         `guard` runs a step and turns its error into the protocol's answer. The caller has checked
-        once that the place exists; it is looked up again at the device's turn.
+        once that the place exists; it is looked up again at the device's turn. `keep` is shown the
+        payload when it has arrived, on this thread, and must not raise.
         """
         executor = lane.executor
         if executor.try_claim():
             try:
-                self._finish(lambda: self._fill(lane, size, locate, guard), 0)
+                self._finish(lambda: self._fill(lane, size, locate, guard, keep), 0)
             finally:
                 executor.release()
         elif size > _BIG:
             loan = executor.lend()
             try:
-                self._finish(lambda: self._fill(lane, size, locate, guard), 0)
+                self._finish(lambda: self._fill(lane, size, locate, guard, keep), 0)
             finally:
                 loan.end()
         else:
             data = bytearray(size)
-            self._read_into(lane, memoryview(data))
+            self._read_into(lane, memoryview(data), keep)
             self.post(
                 lane,
                 lambda: guard(lambda: _write(lane, data, locate)),
@@ -153,7 +159,9 @@ class Channel:
                 held=size,
             )
 
-    def _fill(self, lane: Lane, size: int, locate: Locate, guard: Guard) -> Parts:
+    def _fill(
+        self, lane: Lane, size: int, locate: Locate, guard: Guard, keep: Keep | None
+    ) -> Parts:
         """Read the payload at the device's turn; it is consumed whatever happens."""
         found = False
         target: memoryview | None = None
@@ -170,17 +178,19 @@ class Channel:
             self.reader.skip(size)
             return parts
         if target is not None:
-            self._read_into(lane, target)
+            self._read_into(lane, target, keep)
             lane.counters.bytes_in += size
             return NOTHING
         data = bytearray(size)
-        self._read_into(lane, memoryview(data))
+        self._read_into(lane, memoryview(data), keep)
         return guard(lambda: _write(lane, data, locate))
 
-    def _read_into(self, lane: Lane, target: memoryview) -> None:
+    def _read_into(self, lane: Lane, target: memoryview, keep: Keep | None) -> None:
         """Receive a payload for a device: unless it computes meanwhile, it is waiting for it."""
         with lane.spans.during(Kind.SET, len(target)):
             self.reader.read_into(target)
+        if keep is not None:
+            keep(target)
 
 
 def _write(lane: Lane, data: bytearray, locate: Locate) -> None:

@@ -36,13 +36,21 @@ from caravan.worker.lane import GraphStore, Lane
 from caravan.worker.native import NativeDevice
 from caravan.worker.peers import Peers
 from caravan.worker.sim import SimDevice
+from caravan.worker.weights import Weights
 
 
 class Session:
     """The devices, buffers and connections of one head."""
 
-    def __init__(self, loaded: Engine, devices: list[Device], talk: socket.socket) -> None:
+    def __init__(
+        self,
+        loaded: Engine,
+        devices: list[Device],
+        talk: socket.socket,
+        weights: Weights | None,
+    ) -> None:
         self._engine = loaded
+        self._weights = weights
         self._devices = devices
         self._control = talk
         self._lock = threading.Lock()
@@ -110,7 +118,7 @@ class Session:
     def _channel(self, adopt: control.Adopt, transport: SocketTransport) -> Channel:
         """Raises RemoteError when the head asks for a device that it cannot have."""
         if adopt.major:
-            return BaseChannel(transport, self._lanes, self._buffers, adopt.major)
+            return BaseChannel(transport, self._lanes, self._buffers, adopt.major, self._weights)
         with self._lock:
             if not adopt.device < len(self._lanes):
                 raise RemoteError(Status.REFUSED, f"this worker has no device {adopt.device}")
@@ -190,7 +198,7 @@ def open_devices(spec: str, threads: int) -> tuple[Engine, list[Device]]:
     return loaded, devices
 
 
-def serve(talk: socket.socket, spec: str, threads: int) -> None:
+def serve(talk: socket.socket, spec: str, threads: int, cache: str) -> None:
     """Report to the supervisor, then adopt what it sends until it is gone."""
     try:
         loaded, devices = open_devices(spec, threads)
@@ -208,7 +216,7 @@ def serve(talk: socket.socket, spec: str, threads: int) -> None:
     # its commands do. What a session makes is freed by reference counts.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    session = Session(loaded, devices, talk)
+    session = Session(loaded, devices, talk, Weights(cache) if cache else None)
     while True:
         message, fd = control.receive(talk)
         if not isinstance(message, control.Adopt) or fd is None:
@@ -226,10 +234,11 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--devices", default="")
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--cache", default="")
     args = parser.parse_args()
     talk = socket.socket(fileno=args.fd)
     try:
-        serve(talk, args.devices, args.threads)
+        serve(talk, args.devices, args.threads, args.cache)
     except OSError:
         # the supervisor is gone
         leave(1)

@@ -43,6 +43,7 @@ class Settings:
         timeout: seconds that a client has to introduce itself.
         parent_fd: end when this pipe closes; -1 for none.
         peer_address: where other workers reach this one, as an endpoint; empty: where heads do.
+        cache: directory of the weight cache; empty for none.
     """
 
     host: str = "127.0.0.1"
@@ -54,6 +55,7 @@ class Settings:
     timeout: float = 10.0
     parent_fd: int = -1
     peer_address: str = ""
+    cache: str = ""
     max_sessions: int = 16
     max_connections: int = 256
 
@@ -86,7 +88,10 @@ class Supervisor:
         self._open: set[int] = set()
         self._version = V8
         self._stopping = False
-        arguments = ("--devices", settings.devices, "--threads", str(settings.threads))
+        arguments = (
+            *("--devices", settings.devices, "--threads", str(settings.threads)),
+            *("--cache", settings.cache),
+        )
         self._pool = Pool(arguments, settings.max_sessions, self._selector, self._gone)
 
     # start and end
@@ -143,7 +148,7 @@ class Supervisor:
         where = host if host.startswith("unix:") else str(Endpoint(host, self._port))
         say(f"Starting RPC server v{self._version}")
         say(f"  endpoint       : {where}")
-        say("  local cache    : n/a")
+        say(f"  local cache    : {self._settings.cache or 'n/a'}")
         say("Devices:")
         for d in ready.devices:
             total, free = d.memory_total >> 20, d.memory_free >> 20
