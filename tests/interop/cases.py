@@ -63,6 +63,15 @@ def observe(
     return {name: CASES[name].observe(peer) for name in cases}
 
 
+def shifting(tokens: list[int]) -> list[dict[str, Any]]:
+    """Steps in a small context whose beginning is forgotten again and again."""
+    steps: list[dict[str, Any]] = [{"do": "open", "n_ctx": 64, "n_ubatch": 16}]
+    for start, end in ((0, 40), (40, 60), (60, 80)):
+        steps += [{"do": "decode", "tokens": tokens[start:end]}, {"do": "logits"}]
+        steps += [{"do": "shift", "n": 20}, {"do": "generate", "n": 2, "keep": True}]
+    return steps
+
+
 def told(peer: CppClient | Head, steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The answers to steps, without the times that they took."""
     answers = [peer.ask(**step) for step in steps]

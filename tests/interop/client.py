@@ -68,26 +68,33 @@ class Context:
         """In batches; the last token's logits are kept."""
         step = llama.llama_n_batch(self.handle)
         for start in range(0, len(tokens), step):
-            self._decode(tokens[start : start + step], sequence)
+            self.decode_batch([(sequence, token) for token in tokens[start : start + step]])
 
-    def _decode(self, tokens: Sequence[int], sequence: int) -> None:
-        batch = llama.llama_batch_init(len(tokens), 0, 1)
-        n_past = self.n_past.get(sequence, 0)
+    def decode_batch(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """(sequence, token) each; the logits of each sequence's last token are kept."""
+        last = {sequence: i for i, (sequence, _) in enumerate(pairs)}
+        batch = llama.llama_batch_init(len(pairs), 0, 1)
         try:
-            batch.n_tokens = len(tokens)
-            for i, token in enumerate(tokens):
-                batch.token[i], batch.pos[i] = token, n_past + i
+            batch.n_tokens = len(pairs)
+            for i, (sequence, token) in enumerate(pairs):
+                position = self.n_past.setdefault(sequence, 0)
+                self.n_past[sequence] += 1
+                batch.token[i], batch.pos[i] = token, position
                 batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
-                batch.logits[i] = i == len(tokens) - 1
+                batch.logits[i] = last[sequence] == i
             status = llama.llama_decode(self.handle, batch)
         finally:
             llama.llama_batch_free(batch)
         if status:
             raise RuntimeError(f"llama_decode: {status}")
-        self.n_past[sequence] = n_past + len(tokens)
 
-    def logits(self, n_vocab: int) -> np.ndarray:
-        values = llama.llama_get_logits_ith(self.handle, -1)
+    @property
+    def memory(self) -> Any:
+        return llama.llama_get_memory(self.handle)
+
+    def logits(self, n_vocab: int, i: int = -1) -> np.ndarray:
+        """Of the i-th of those that were kept, counted from the end."""
+        values = llama.llama_get_logits_ith(self.handle, i)
         return np.ctypeslib.as_array(values, (n_vocab,)).copy()
 
 
@@ -150,6 +157,28 @@ class Client:
         self._contexts[context].decode(tokens, sequence)
         llama.llama_synchronize(self._contexts[context].handle)
 
+    def decode_together(self, tokens: list[list[int]], context: str = "") -> dict[str, Any]:
+        """A list for each sequence, in one batch; the logits after each."""
+        at = self._contexts[context]
+        longest = max(map(len, tokens))
+        pairs = [(s, t[i]) for i in range(longest) for s, t in enumerate(tokens) if i < len(t)]
+        at.decode_batch(pairs)
+        return {"logits": [pack(at.logits(self._n_vocab, -1 - i)) for i in range(len(tokens))]}
+
+    def copy(self, source: int, target: int, context: str = "") -> None:
+        """What one sequence holds, to another one."""
+        at = self._contexts[context]
+        llama.llama_memory_seq_cp(at.memory, source, target, -1, -1)
+        at.n_past[target] = at.n_past[source]
+
+    def shift(self, n: int, context: str = "") -> None:
+        """Forget the first `n` tokens of the first sequence, and move the others up."""
+        at = self._contexts[context]
+        if not llama.llama_memory_seq_rm(at.memory, 0, 0, n):
+            raise RuntimeError("llama_memory_seq_rm: refused")
+        llama.llama_memory_seq_add(at.memory, 0, n, -1, -n)
+        at.n_past[0] -= n
+
     def generate(
         self, n: int, context: str = "", sequence: int = 0, keep: bool = False
     ) -> dict[str, Any]:
@@ -178,7 +207,7 @@ class Client:
 
     def clear(self, context: str = "") -> None:
         at = self._contexts[context]
-        llama.llama_memory_clear(llama.llama_get_memory(at.handle), False)
+        llama.llama_memory_clear(at.memory, False)
         at.n_past.clear()
 
     def save(self, name: str, context: str = "", sequence: int = 0) -> dict[str, Any]:

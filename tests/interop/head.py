@@ -7,6 +7,7 @@ Its engine is that of CARAVAN_LIBRARY.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from steps import pack, serve
 
 import caravan
+from caravan import engine
 from caravan.llm import Context, ContextParams, Model, ModelParams
 
 
@@ -82,6 +84,18 @@ class Head:
     def restore(self, name: str, context: str = "") -> None:
         if not self._contexts[context].restore_state(self._states[name]):
             raise RuntimeError("the state is refused")
+
+    def shift(self, n: int, context: str = "") -> None:
+        """Forget the first `n` tokens, and move the others up: no verb of Caravan's own."""
+        llama, add = engine.load().llama, engine.load().find("llama_memory_seq_add")
+        add.restype = None
+        add.argtypes = (ctypes.c_void_p, *[ctypes.c_int32] * 4)
+        at = self._contexts[context]
+        memory = llama.get_memory(at.handle)
+        if not llama.memory_seq_rm(memory, 0, 0, n):
+            raise RuntimeError("llama_memory_seq_rm: refused")
+        add(memory, 0, n, -1, -n)
+        at.n_past -= n
 
     def close(self, context: str = "") -> None:
         self._contexts.pop(context).close()

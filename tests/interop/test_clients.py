@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import caravan
-from interop.cases import CASES, SOME, TEXT, assert_same, observe, told
+from interop.cases import CASES, SOME, TEXT, assert_same, observe, shifting, told
 from interop.peers import CppClient, CppServer, engine
 
 
@@ -92,6 +92,40 @@ def test_several_sequences_of_one_context(client, theirs):
         part = tokens[:3]
         steps += [{"do": "decode", "tokens": part, "sequence": sequence}, {"do": "logits"}]
         steps += [{"do": "generate", "n": 2, "sequence": sequence, "keep": True}]
+    assert told(client, steps) == told(theirs, steps)
+
+
+@pytest.mark.parametrize("unified", [False, True], ids=["a memory each", "one memory"])
+@pytest.mark.parametrize("flash_attn", ["on", "off"])
+def test_several_sequences_in_one_batch(unified, flash_attn, client, theirs):
+    tokens = client.ask("tokenize", text=TEXT)["tokens"]
+    options = {"n_seq_max": 3, "kv_unified": unified, "flash_attn": flash_attn}
+    steps = [
+        {"do": "open", "n_ctx": 192, "n_ubatch": 32, **options},
+        {"do": "decode_together", "tokens": [tokens[:20], tokens[5:25], tokens[10:30]]},
+        {"do": "decode_together", "tokens": [tokens[:1], tokens[1:2], tokens[2:3]]},
+        # lengths that differ
+        {"do": "decode_together", "tokens": [tokens[:3], tokens[:9], tokens[:1]]},
+        {"do": "copy", "source": 1, "target": 2} if unified else {"do": "clear"},
+        {"do": "decode_together", "tokens": [tokens[:2], tokens[2:4], tokens[4:6]]},
+    ]
+    assert told(client, steps) == told(theirs, steps)
+
+
+def test_a_sequence_is_copied_to_a_memory_of_its_own(client, theirs):
+    tokens = client.ask("tokenize", text=TEXT)["tokens"]
+    steps = [
+        {"do": "open", "n_ctx": 128, "n_ubatch": 32, "n_seq_max": 2},
+        {"do": "decode", "tokens": tokens[:30]},
+        {"do": "copy", "source": 0, "target": 1},
+        {"do": "decode_together", "tokens": [tokens[30:33], tokens[40:42]]},
+    ]
+    assert told(client, steps) == told(theirs, steps)
+
+
+def test_the_beginning_is_forgotten_and_the_rest_moves_up(client, theirs):
+    tokens = client.ask("tokenize", text=TEXT)["tokens"]
+    steps = shifting(tokens)
     assert told(client, steps) == told(theirs, steps)
 
 

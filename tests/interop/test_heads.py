@@ -13,7 +13,7 @@ import pytest
 
 import caravan
 from e2e.processes import caravan as command
-from interop.cases import CASES, SOME, TEXT, assert_same, observe, told
+from interop.cases import CASES, SOME, TEXT, assert_same, observe, shifting, told
 from interop.peers import CppServer, Head, engine
 
 
@@ -132,6 +132,12 @@ def test_a_state_comes_back(servers, folder, smollm2, tokens):
         GREEDY,
     ]
     check_steps(servers[:2], folder, smollm2, steps)
+
+
+@pytest.mark.parametrize("mix", ["ss", "ww", "ws"])
+def test_the_beginning_is_forgotten(mix, servers, workers, folder, smollm2, tokens):
+    ends = {"s": iter(servers), "w": iter(workers)}
+    check_steps([next(ends[who]) for who in mix], folder, smollm2, shifting(tokens))
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -161,6 +161,17 @@ def test_views_of_what_is_not_here_are_fine_until_they_are_read() -> None:
     refused(table(row((8,), BASE, ADD, (1, 1)), gone), "source is in no buffer")
 
 
+def test_a_view_that_is_not_here_itself_is_fine_until_it_is_read() -> None:
+    """The engine leaves views of the next device's tensors at the end of a split."""
+    gone = row((8,), 0)
+    view = row((8,), 0, VIEW, (2,), view_src=2)
+    reader = row((8,), BASE, ADD, (0, 0))
+    here = row((8,), BASE)
+    check(table(view, row((8,), BASE, ADD, (3, 3)), gone, here, nodes=2), MEMORY)
+    refused(table(view, reader, gone, nodes=2), "source is in no buffer")
+    refused(table(row((8,), 0, ADD, (1, 1)), here), "the node's data is in no buffer")
+
+
 MISFITS = {
     "ROPE without dimensions": ("ROPE", (8, 2, 3), [(8, 2, 3), (3,)], {1: 0, 2: 0}, {1: I32}),
     "ROPE with too few positions": ("ROPE", (8, 2, 3), [(8, 2, 3), (2,)], {1: 8}, {1: I32}),

@@ -210,12 +210,17 @@ def _place(rows: Rows, facts: Facts, empty: Bools, memory: Memory) -> Placement:
 
 
 def _check_presence(table: Table, placement: Placement) -> None:
-    """Nodes, and what they read, are in this device's memory; nothing empty is divided by."""
+    """Nodes, and what they read, are in this device's memory; nothing empty is divided by.
+
+    A view computes nothing: the engine leaves it in the split before, whose device may not have it.
+    """
     rows, n_nodes = table.rows, table.n_nodes
     absent = (placement.pointers == 0) & ~placement.empty
-    _refuse_any(rows, absent[:n_nodes], "the node's data is in no buffer of this device")
+    computes = ~VIEW_OPS[rows["op"][:n_nodes]]
+    nowhere = absent[:n_nodes] & computes
+    _refuse_any(rows, nowhere, "the node's data is in no buffer of this device")
     src = rows["src"][:n_nodes]
-    reads = ~VIEW_OPS[rows["op"][:n_nodes]] & ~placement.empty[:n_nodes]
+    reads = computes & ~placement.empty[:n_nodes]
     used = (src >= 0) & reads[:, None]
     _refuse_any(rows, (used & absent[src]).any(axis=1), "a source is in no buffer of this device")
     empty = used & placement.empty[src]
