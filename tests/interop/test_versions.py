@@ -14,6 +14,7 @@ from caravan.wire.commands import HELLO_REPLY
 from caravan.wire.versions import V7, V8, Version
 from interop.cases import SOME, assert_same, observe
 from interop.peers import CppClient, CppServer, Ended, engine
+from wired import wait_until
 
 
 def announced(endpoint: str) -> Version:
@@ -70,6 +71,10 @@ def test_a_client_of_7_at_a_worker_of_8_ends_with_its_own_words(folder, smollm2,
                 client.answer()
             assert caught.value.code == -6
             assert "version" in caught.value.words
+        # all that it can see is that the client has left; it says what to do, too
+        wait_until(lambda: any("it left after HELLO" in line for line in started.messages()))
+        told = " ".join(started.messages())
+        assert "speaks RPC protocol 8.0.0" in told and "--protocol 7" in told
         with caravan.connect([started.endpoint]) as cluster:
             assert cluster.devices[0].memory()[1] > 0
     with worker(folder, "--protocol", "7") as started, CppClient(folder) as client:
