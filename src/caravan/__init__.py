@@ -27,10 +27,12 @@ if TYPE_CHECKING:
         GenerationStats,
         Model,
         ModelParams,
+        Registration,
         SamplingParams,
         connect,
         generate,
         local_devices,
+        register,
     )
     from caravan.worker.local import LocalWorkers, Worker
 
@@ -43,6 +45,7 @@ _HOME = {
     "LocalWorkers": "caravan.worker.local",
     "Model": "caravan.llm",
     "ModelParams": "caravan.llm",
+    "Registration": "caravan.llm",
     "RemoteDevice": "caravan.backend",
     "SamplingParams": "caravan.llm",
     "Timeline": "caravan.backend",
@@ -51,6 +54,7 @@ _HOME = {
     "connect": "caravan.llm",
     "generate": "caravan.llm",
     "local_devices": "caravan.llm",
+    "register": "caravan.llm",
 }
 
 __all__ = [
@@ -62,6 +66,7 @@ __all__ = [
     "LocalWorkers",
     "Model",
     "ModelParams",
+    "Registration",
     "RemoteDevice",
     "SamplingParams",
     "Timeline",
@@ -71,6 +76,7 @@ __all__ = [
     "connect",
     "generate",
     "local_devices",
+    "register",
 ]
 
 

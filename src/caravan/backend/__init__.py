@@ -5,6 +5,7 @@ The only place with C callbacks.
 
 from caravan.backend.cluster import Cluster, connect, open_routes, routes_between
 from caravan.backend.device import RemoteDevice
+from caravan.backend.plugin import publish, release
 from caravan.backend.timeline import Timeline
 from caravan.stream.receiver import DEFAULT_POLL
 
@@ -15,5 +16,7 @@ __all__ = [
     "Timeline",
     "connect",
     "open_routes",
+    "publish",
+    "release",
     "routes_between",
 ]

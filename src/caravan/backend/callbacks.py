@@ -8,6 +8,7 @@ live as long as the process, since C keeps their addresses.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,8 @@ def wrap(prototype: Any, function: Callable[..., Any], failure: Any, name: str) 
         Counter.calls += 1
         return guarded(*args)
 
+    interrupt.callback(guarded)
+    interrupt.callback(counted)
     observed = counted if Counter.enabled else guarded
     lookup = name.rpartition(".")[2] in _LOOKUPS
     recorded = head.recording is not None and not lookup
@@ -95,6 +98,7 @@ def _recorded(call: Callable[..., Any], name: str) -> Callable[..., Any]:
         recorder.add(recorder.here(), name, start, device=device.name if device else "", size=size)
         return result
 
+    interrupt.callback(recorded)
     return recorded
 
 
@@ -102,6 +106,12 @@ def keep(value: Any) -> Any:
     """Keep something that C points to, for as long as the process lives."""
     _KEEP.append(value)
     return value
+
+
+def keep_for_ever(*values: Any) -> None:
+    """Keep what C points to also while and after the interpreter ends."""
+    for value in (_KEEP, *values):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def _report(name: str, first: int | None, exc: BaseException) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 
 import caravan
@@ -184,6 +184,7 @@ def connect(
     wire_dtype: str = "f32",
     poll: int = DEFAULT_POLL,
     names: Mapping[str, str] | None = None,
+    taken: Collection[str] = (),
     closing: Callable[[], None] = lambda: None,
 ) -> Cluster:
     """Connect to workers, all at once, and make their devices known to the engine.
@@ -198,6 +199,7 @@ def connect(
         poll: 0...100, how long a thread that waits for a device looks for the answer before it
             sleeps: 0.2 ms for each step, so that short computations are noticed at once.
         names: by endpoint, what the device of a worker is called instead of RPCn.
+        taken: names that no device may have.
         closing: called at the end of the cluster's `close`; more than once does no harm.
 
     Raises:
@@ -244,7 +246,7 @@ def connect(
             opening.give_up()
         watchdog.close()
         raise
-    devices = _devices(plugin, sessions, names or {})
+    devices = _devices(plugin, sessions, names or {}, taken)
     open_routes(devices)
     cluster = Cluster(sessions, devices, watchdog, closing)
     cluster.wire_dtype = wire_dtype
@@ -274,15 +276,18 @@ def routes_between(devices: Sequence[RemoteDevice]) -> dict[tuple[str, str], Rou
 
 
 def _devices(
-    plugin: plugins.Plugin, sessions: list[Session], names: Mapping[str, str]
+    plugin: plugins.Plugin,
+    sessions: list[Session],
+    names: Mapping[str, str],
+    taken: Collection[str],
 ) -> list[RemoteDevice]:
     """The engine's devices for the sessions' links, numbered through all that have no name."""
     devices: list[RemoteDevice] = []
-    numbers = itertools.count()
+    numbered = (name for n in itertools.count() if (name := f"RPC{n}") not in taken)
     for session in sessions:
         endpoint = str(session.endpoint)
         for link in session.links:
-            name = names.get(endpoint) or f"RPC{next(numbers)}"
+            name = names.get(endpoint) or next(numbered)
             devices.append(RemoteDevice(plugin, link, name, endpoint, session.engine))
         for link in session.links:
             # devices that share a connection are lost together

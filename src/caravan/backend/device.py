@@ -46,6 +46,8 @@ class RemoteDevice:
         wire_type: how activations travel to it, where they travel.
         simulated: whether it only costs time: what is written there is not kept.
         loaders: threads that are loading a model without weights.
+        published: whether the engine has it in its own list; see `Plugin.publish`.
+        withdrawn: whether it is in that list without being there any more.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class RemoteDevice:
         self.description = link.info.description
         self.wire_type = WireType.F32
         self.simulated = link.info.name == SIMULATED
+        self.published = False
+        self.withdrawn = False
         self.loaders: set[int] = set()
         self._loaders_lock = threading.Lock()
         self.handles: dict[int, int] = {}
@@ -176,6 +180,9 @@ def get_memory(pointer: int, free: int, total: int) -> None:
 
 
 def get_type(pointer: int) -> int:
+    # the engine cannot take a device out of its list, but takes no further CPU for a model either
+    if callbacks.owners[pointer].withdrawn:
+        return layouts.DEVICE_TYPE_CPU
     return layouts.DEVICE_TYPE_GPU
 
 
@@ -188,7 +195,7 @@ def get_props(pointer: int, props_pointer: int) -> None:
         props_pointer + layouts.DeviceProps.memory_free.offset,
         props_pointer + layouts.DeviceProps.memory_total.offset,
     )
-    props.type = layouts.DEVICE_TYPE_GPU
+    props.type = get_type(pointer)
     props.device_id = None
     props.caps_async = True
     props.caps_host_buffer = False
@@ -197,8 +204,11 @@ def get_props(pointer: int, props_pointer: int) -> None:
     props.caps_mmap_support = True
 
 
-def init_backend(pointer: int, params: int | None) -> int:
+def init_backend(pointer: int, params: int | None) -> int | None:
     device = callbacks.owners[pointer]
+    if device.published and device.link.stream.ended:
+        # whoever asks does not look after the device as we do: let there be no context
+        return None
     struct = device.plugin.new_backend(pointer)
     backend = RemoteBackend(device, struct)
     backends[backend.pointer] = backend

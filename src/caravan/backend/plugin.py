@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,8 @@ class Plugin:
         self._layouts = self.engine.layouts
         self._guid = callbacks.keep(ctypes.create_string_buffer(_GUID, 16))
         self._devices: list[RemoteDevice] = []
+        self._entered = False
+        self._hidden = False
         self._recorded = False
         self._wrap_all()
         self._native_base, self._native_supports_op = self._natives()
@@ -142,7 +144,7 @@ class Plugin:
         slots = self._layouts.interface("reg")
         functions: dict[str, Callable[..., Any]] = {
             "get_name": lambda reg: ctypes.addressof(name),
-            "get_device_count": lambda reg: len(self._devices),
+            "get_device_count": lambda reg: 0 if self._hidden else len(self._devices),
             "get_device": lambda reg, index: self._devices[index].handle,
         }
         registry = self._layouts.Reg()
@@ -178,6 +180,47 @@ class Plugin:
         structs = DeviceStructs(struct, buffer_type)
         callbacks.keep(structs)
         return structs
+
+    def publish(self, devices: Sequence[RemoteDevice]) -> None:
+        """Enter devices in the engine's own list, from which it takes those that nobody names.
+
+        They stay there for as long as the process lives; `forget` makes them be passed over.
+        """
+        if not self._entered:
+            self._entered = True
+            # the registry alone: the devices of clusters are nobody else's
+            self._hidden = True
+            self.ggml.backend_register(self.registry)
+            self._hidden = False
+        for device in devices:
+            device.published = True
+            self.ggml.device_register(device.handle)
+
+    def release(self) -> None:
+        """Before the interpreter ends: what others may free afterwards needs no Python for it.
+
+        Only for published devices, which must be closed: nothing is computed on them any more.
+        """
+        text = layouts.slot_address(
+            self._layouts.BufferType.from_address(self.ggml.cpu_buffer_type()).iface, "get_name"
+        )
+        nothing = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
+        published = {device for device in callbacks.owners.values() if device.published}
+        for device in published:
+            struct = self._layouts.Device.from_address(device.handle)
+            layouts.set_slot(struct.iface, "event_free", nothing)
+            layouts.set_slot(struct.iface, "event_synchronize", nothing)
+            buffer_type = self._layouts.BufferType.from_address(device.buffer_type)
+            layouts.set_slot(buffer_type.iface, "get_name", text)
+        for pointer, buffer in buffer_slots.buffers.items():
+            if buffer.device in published:
+                iface = self._layouts.Buffer.from_address(pointer).iface
+                layouts.set_slot(iface, "free_buffer", 0)
+        for backend in backend_slots.backends.values():
+            if backend.device in published:
+                layouts.set_slot(backend.struct.iface, "free", nothing)
+                layouts.set_slot(backend.struct.iface, "synchronize", 0)
+        callbacks.keep_for_ever(backend_slots.backends, backend_slots.events)
 
     def ask_is_host(self, buft: int, asked: bool) -> None:
         """Whether the engine asks a buffer type if it is the host's memory, or knows it is not."""
@@ -217,7 +260,8 @@ class Plugin:
         """Take a closed device out of the registry; its structs stay, the rest can go."""
         if device in self._devices:
             self._devices.remove(device)
-        if not device.handles:
+        device.withdrawn = device.published
+        if not (device.handles or device.published):
             # nothing that the engine still holds can lead here any more
             for pointer in (device.handle, device.buffer_type):
                 callbacks.owners.pop(pointer, None)
@@ -235,3 +279,13 @@ def load() -> Plugin:
             _plugin = Plugin()
         _plugin.follow_recording()
         return _plugin
+
+
+def publish(devices: Sequence[RemoteDevice]) -> None:
+    """See `Plugin.publish`."""
+    load().publish(devices)
+
+
+def release() -> None:
+    """See `Plugin.release`."""
+    load().release()

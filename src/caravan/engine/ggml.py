@@ -46,6 +46,7 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "set_abort_callback": (_P, (_P,)),
     "log_set": (None, (_P, _P)),
     "backend_register": (None, (_P,)),
+    "device_register": (None, (_P,), "ggml_backend_device_register"),
     "backend_load_all": (None, ()),
     "backend_load_all_from_path": (None, (_TEXT,)),
     "reg_by_name": (_P, (_TEXT,), "ggml_backend_reg_by_name"),

@@ -11,6 +11,7 @@ from caravan.llm.devices import EngineDevice, LocalDevice, local_devices
 from caravan.llm.generation import GenerationStats, generate
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams, ModelParams
+from caravan.llm.registering import Registration, register
 from caravan.llm.sampling import Sampler, SamplingParams
 
 __all__ = [
@@ -21,10 +22,12 @@ __all__ = [
     "LocalDevice",
     "Model",
     "ModelParams",
+    "Registration",
     "Sampler",
     "SamplingParams",
     "connect",
     "generate",
     "local_devices",
     "physical_cores",
+    "register",
 ]

@@ -5,7 +5,7 @@ The workers behind local devices are started here and end with the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 
 from caravan.backend import DEFAULT_POLL, Cluster
@@ -46,6 +46,30 @@ def connect(
         ConnectError: a worker cannot be reached or refuses.
         ProtocolError: what answers does not go together with this head.
     """
+    return connect_beside(
+        (),
+        endpoints,
+        timeout=timeout,
+        extension=extension,
+        direct_copies=direct_copies,
+        wire_dtype=wire_dtype,
+        poll=poll,
+        threads=threads,
+    )
+
+
+def connect_beside(
+    taken: Collection[str],
+    endpoints: Sequence[str],
+    *,
+    timeout: float,
+    extension: bool,
+    direct_copies: bool,
+    wire_dtype: str,
+    poll: int,
+    threads: int,
+) -> Cluster:
+    """`connect`, where the devices get none of the names that are `taken`."""
     local = [text for text in endpoints if names.is_local(text)]
     names.check(local)
     if not local:
@@ -56,7 +80,9 @@ def connect(
             direct_copies=direct_copies,
             wire_dtype=wire_dtype,
             poll=poll,
+            taken=taken,
         )
+    before = [names.PREFIX + names.spec(name) for name in taken if names.is_local(name)]
     with ExitStack() as stack:
         specs = [names.spec(name) for name in local]
         workers = stack.enter_context(LocalDevices(specs, threads or share(local)))
@@ -68,11 +94,16 @@ def connect(
             direct_copies=direct_copies,
             wire_dtype=wire_dtype,
             poll=poll,
-            names=dict(zip(workers.endpoints, names.numbered(local), strict=True)),
+            names=dict(zip(workers.endpoints, _numbered(local, before), strict=True)),
+            taken=taken,
             closing=workers.close,
         )
         stack.pop_all()
         return cluster
+
+
+def _numbered(local: list[str], before: list[str]) -> list[str]:
+    return names.numbered(before + local)[len(before) :]
 
 
 def share(local: Sequence[str], others: int = 0) -> int:

@@ -16,7 +16,7 @@ from caravan.engine.layouts import DEVICE_TYPE_ACCEL, DEVICE_TYPE_GPU, DEVICE_TY
 from caravan.errors import CaravanError, UsageError
 from caravan.worker.names import numbered
 
-_MAX_BACKENDS = 16  # GGML_SCHED_MAX_BACKENDS
+MAX_BACKENDS = 16  # GGML_SCHEDMAX_BACKENDS
 _WORKERS = "RPC"  # the registry of the workers' devices, which are GPUs to the engine
 
 
@@ -122,7 +122,7 @@ def check_count(devices: Sequence[EngineDevice]) -> None:
     ggml = engine.load().ggml
     kinds = [ggml.dev_type(ggml.dev_get(i)) for i in range(ggml.dev_count())]
     # its scheduler counts the CPU and the accelerators as well
-    room = _MAX_BACKENDS - 1 - kinds.count(DEVICE_TYPE_ACCEL)
+    room = MAX_BACKENDS - 1 - kinds.count(DEVICE_TYPE_ACCEL)
     if len(devices) > room:
         raise UsageError(f"{len(devices)} devices are more than the {room} that the engine can use")
 
