@@ -11,17 +11,19 @@ be handled inside one of the functions that C calls (`callback`) is put off unti
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
-# How long a SIGINT is put off before it is looked at again.
+# How long a SIGINT is put off before it is looked at again, where nothing better is to be had.
 _AGAIN_SECONDS = 0.005
 
 _pending = False
@@ -75,7 +77,7 @@ def shielded() -> bool:
     """Whether no KeyboardInterrupt can come out of what the caller does now."""
     if _depth > 0 or threading.current_thread() is not threading.main_thread():
         return True
-    return _guarding() is not None and _in_callback(sys._getframe())
+    return _guarding() is not None and _outermost_callback(sys._getframe()) is not None
 
 
 def note() -> None:
@@ -90,13 +92,67 @@ def callback(function: Callable[..., Any]) -> None:
     _callbacks.add(function.__code__)
 
 
-def _in_callback(frame: FrameType | None) -> bool:
-    """Whether C has called what runs here. Costs nothing as long as nobody asks."""
+def _outermost_callback(frame: FrameType | None) -> FrameType | None:
+    """The frame that C has called, if what runs in `frame` runs in a callback."""
+    found = None
     while frame is not None:
         if frame.f_code in _callbacks:
-            return True
+            found = frame
         frame = frame.f_back
-    return False
+    return found
+
+
+class Throw:
+    """An error for the Python code whose call of C has led to this callback, when C has returned.
+
+    For what C cannot be told. It is not raised where a debugger or the like traces this thread, or
+    C was not called from Python.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        callback = _outermost_callback(sys._getframe())
+        self._error = error
+        self._caller = callback.f_back if callback is not None else None
+        if sys.gettrace() is not None:
+            self._caller = None
+        if self._caller is not None:
+            # what comes next there is the step after the call
+            self._caller.f_trace, self._caller.f_trace_opcodes = self._raise, True
+            sys.settrace(_trace_nothing)
+
+    def take_back(self) -> None:
+        """Do not raise it, if that has not happened; on the thread that made it."""
+        caller, self._caller = self._caller, None
+        if caller is not None:
+            sys.settrace(None)
+            caller.f_trace, caller.f_trace_opcodes = None, False
+
+    def _raise(self, frame: FrameType, event: str, argument: Any) -> None:
+        self.take_back()
+        raise self._error
+
+
+def _trace_nothing(frame: FrameType, event: str, argument: Any) -> None:
+    """Of the calls that begin while another frame is waited for."""
+
+
+class _Mark:
+    """Lives as long as the frame of a callback. Its end presses Ctrl-C once more.
+
+    That happens between the last step of the callback and its return to C, without a step of Python
+    in between. So Ctrl-C is pending again, as if C had been interrupted a moment later: if it calls
+    back once more it is put off once more, else it comes out of the call of C as it always does.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Where it stands there stands a trace function; nobody traces."""
+
+
+# C, called without a step of Python; it ignores the dead reference that it is given
+_press = ctypes.PyDLL(None).PyErr_SetInterrupt
+_press.restype, _press.argtypes = None, (ctypes.py_object,)
 
 
 class _Guard:
@@ -110,18 +166,29 @@ class _Guard:
     def __init__(self, previous: Callable[[int, FrameType | None], Any], users: int) -> None:
         self.previous = previous
         self.users = users
-        self._put_off = False
+        self._marked: weakref.ref[_Mark] | None = None
+        self._waiting = False
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        if not _in_callback(frame):
+        callback = _outermost_callback(frame)
+        if callback is None:
             self.previous(signum, frame)
-        elif not self._put_off:
-            self._put_off = True
+        elif sys.gettrace() is not None:
+            # somebody traces this thread, a debugger perhaps, and needs the frame's attribute
+            self._look_again()
+        elif not isinstance(callback.f_trace, _Mark):
+            mark = _Mark()
+            self._marked = weakref.ref(mark, _press)
+            callback.f_trace = mark
+
+    def _look_again(self) -> None:
+        if not self._waiting:
+            self._waiting = True
             threading.Thread(target=self._again, name="caravan-interrupt", daemon=True).start()
 
     def _again(self) -> None:
         time.sleep(_AGAIN_SECONDS)
-        self._put_off = False
+        self._waiting = False
         # to the main thread itself: it may wait for something else by now, and is to be woken
         main = threading.main_thread().ident
         assert main is not None

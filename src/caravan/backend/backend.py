@@ -37,13 +37,24 @@ class RemoteBackend:
         reads: reads into the host's memory that may not have landed; they land in order.
     """
 
-    __slots__ = ("_iface", "_synchronize", "device", "pointer", "reads", "struct")
+    __slots__ = (
+        "_iface",
+        "_synchronize",
+        "_told",
+        "_zeros",
+        "device",
+        "pointer",
+        "reads",
+        "struct",
+    )
 
     def __init__(self, device: RemoteDevice, struct: Any) -> None:
         self.device = device
         self.struct = struct
         self.pointer = ctypes.addressof(struct)
         self.reads: list[Ticket] = []
+        self._zeros = False
+        self._told: interrupt.Throw | None = None
         # The engine synchronizes about ten times a token, and has mostly nothing to wait for: then
         # the slot is empty, which means just that and costs nothing.
         self._iface = struct.iface
@@ -68,6 +79,16 @@ class RemoteBackend:
             if not reads[-1].done:
                 for ticket in reads:
                     ticket.abandon()
+            self._zeros |= reads[-1].error is not None
+        if self._zeros and self.device.published:
+            # they stay with the engine, which comes here each time before it looks at them
+            self._iface.synchronize = self._synchronize
+            self._told = self.device.tell()
+
+    def free(self) -> None:
+        """The engine was only looking for the end of what it frees: no error in that."""
+        if self._told is not None:
+            self._told.take_back()
 
 
 class RemoteEvent:
@@ -88,7 +109,9 @@ events: dict[int, RemoteEvent] = {}
 
 def free(pointer: int) -> None:
     callbacks.owners.pop(pointer, None)
-    backends.pop(pointer, None)
+    backend = backends.pop(pointer, None)
+    if backend is not None:
+        backend.free()
 
 
 def set_tensor_async(pointer: int, tensor: int, data: int, offset: int, size: int) -> None:
@@ -147,7 +170,11 @@ def graph_compute(pointer: int, cgraph: int) -> int:
     graph = Graph(cgraph, device.handles, device.link.info.pads)
     if graph.n_nodes:
         device.link.graph_compute(graph)
-    return layouts.STATUS_FAILED if device.link.stream.ended else layouts.STATUS_SUCCESS
+    if not device.link.stream.ended:
+        return layouts.STATUS_SUCCESS
+    if device.published:
+        device.tell()
+    return layouts.STATUS_FAILED
 
 
 def event_record(pointer: int, event_pointer: int) -> None:

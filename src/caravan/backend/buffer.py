@@ -144,7 +144,11 @@ def set_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> 
 def get_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> None:
     if not size:
         return
-    start_read(pointer, tensor, data, offset, size).settle(interrupt.pending)
+    ticket = start_read(pointer, tensor, data, offset, size)
+    ticket.settle(interrupt.pending)
+    device = buffers[pointer].device
+    if device.published and ticket.error is not None:
+        device.tell()
 
 
 def set_tensor_2d(

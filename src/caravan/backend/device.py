@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from caravan import interrupt
 from caravan.backend import callbacks
 from caravan.backend.backend import RemoteBackend, backends
 from caravan.backend.buffer import TensorSizes, buffers
@@ -157,6 +158,13 @@ class RemoteDevice:
         failure = self.link.stream.failure
         if failure is not None:
             raise failure
+
+    def tell(self) -> interrupt.Throw | None:
+        """Why a published device, which nobody looks after, does not answer: the Python code that
+        has called C gets the error. C cannot be told that a read gave zeros, and of a computation
+        that failed it says no more than that."""
+        failure = self.link.stream.failure
+        return None if failure is None else interrupt.Throw(failure)
 
 
 # device slots

@@ -221,7 +221,7 @@ def _wheel() -> _Candidate | None:
 
 def _open(file: Path) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(file))
     except OSError as exc:
         if "libgomp.so.1" not in str(exc):
             raise EngineNotFound(f"cannot load the engine {file}: {exc}") from exc
@@ -229,7 +229,7 @@ def _open(file: Path) -> ctypes.CDLL:
 
     openmp.provide()
     try:
-        return ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(file))
     except OSError as exc:
         raise EngineNotFound(f"cannot load the engine {file}: {exc}") from exc
 
