@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from caravan import engine
 from caravan.engine import library
-from caravan.errors import EngineNotFound
+from caravan.errors import EngineNotFound, UsageError
 
 MAPPED = library._mapped_files()
 
@@ -120,3 +121,82 @@ def test_two_copies_of_a_library_are_refused(unloaded):
     unloaded.setattr(library, "_mapped_files", lambda: copies)
     with pytest.raises(EngineNotFound, match=r"libggml is loaded twice: /b/libggml.so, "):
         library._check_one_copy(library._Candidate([copies[1]], Path("/b")))
+
+
+# the library of a binding
+
+
+def test_a_binding_is_found_by_the_file_that_has_llama(unloaded):
+    files = [Path("/b/libggml.so.0"), Path("/b/libllama.so"), Path("/b/libggml-base.so.0")]
+    unloaded.setattr(library, "_mapped_files", lambda: files)
+    found = library._binding()
+    assert (found.files, found.path) == ([Path("/b/libllama.so")], Path("/b"))
+    unloaded.setattr(library, "_mapped_files", lambda: [Path("/b/xllamacpp.abi3.so")])
+    assert library._binding().path == Path("/b/xllamacpp.abi3.so")
+
+
+def test_no_binding_is_an_error_that_says_what_to_do(unloaded):
+    with pytest.raises(UsageError, match="import it first, as in `import llama_cpp`"):
+        engine.adopt()
+
+
+def test_a_system_that_does_not_tell_is_an_error(unloaded, tmp_path):
+    unloaded.setattr(library, "_MAPS", tmp_path / "none")
+    with pytest.raises(UsageError, match="this system has none"):
+        engine.adopt()
+
+
+def test_several_bindings_are_an_error_that_names_them(unloaded):
+    files = [Path("/b/libllama.so"), Path("/c/xllamacpp.abi3.so")]
+    unloaded.setattr(library, "_mapped_files", lambda: files)
+    with pytest.raises(UsageError, match=r"/b/libllama.so and /c/xllamacpp.abi3.so are loaded"):
+        engine.adopt()
+
+
+def test_the_environment_may_name_the_binding_and_nothing_else(unloaded, tmp_path):
+    for part in ("ggml-base", "ggml", "llama"):
+        (tmp_path / f"lib{part}.so").touch()
+        (tmp_path / f"lib{part}.so.0").touch()
+    unloaded.setattr(library, "_SUFFIX", ".so")
+    unloaded.setattr(library, "_mapped_files", lambda: [tmp_path / "libllama.so"])
+    unloaded.setenv(library.ENVIRONMENT, str(tmp_path))
+    assert library._binding().path == tmp_path
+    unloaded.setattr(library, "_mapped_files", lambda: [Path("/b/libllama.so")])
+    with pytest.raises(UsageError, match=r"CARAVAN_LIBRARY=.* has loaded, /b/libllama.so: unset"):
+        engine.adopt()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_names_of_an_engine_are_not_for_other_libraries():
+    """A llama.cpp library that is loaded later would be bound to ours, in part."""
+    script = """
+import ctypes
+from caravan import engine
+assert engine.load().find("ggml_backend_register")
+print(hasattr(ctypes.CDLL(None), "ggml_backend_register"))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_xllamacpp_is_adopted_as_it_is():
+    """Checked as our own engine is, API 3; its log is not taken over."""
+    script = """
+import ctypes, xllamacpp
+lines = []
+def note(level, text, data):
+    lines.append(text)
+library = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
+log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(note)
+library.llama_log_set(log, None)
+from caravan import engine
+adopted = engine.adopt()
+assert engine.load() is adopted is engine.adopt()
+adopted.find("ggml_log_internal")(4, b"still here", None)
+print(adopted.guest, adopted.api_version, lines)
+library.llama_log_set(None, None)
+"""
+    env = {key: value for key, value in os.environ.items() if key != library.ENVIRONMENT}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
+    assert (done.stdout, done.stderr) == ("True 3 [b'still here']\n", "")

@@ -149,6 +149,35 @@ def test_a_worker_with_another_engine_goes_along(folder, worker, smollm2):
     assert text == "Paris."
 
 
+@pytest.mark.parametrize("of_binding", [True, False])
+@pytest.mark.parametrize(("binding", "api"), [("llama_cpp", 2), ("xllamacpp", 3)])
+def test_both_layouts_are_checked_against_the_real_libraries(
+    folder, smollm2, binding, api, of_binding
+):
+    """Of a binding, and as an engine of our own."""
+    lines = run(
+        f"""
+        import importlib
+        from caravan import engine
+        from caravan.engine import verify
+        checked = []
+        check = verify.check
+        verify.check = lambda found: (checked.append(found), check(found))
+        if {of_binding}:
+            importlib.import_module({binding!r})
+        loaded = engine.adopt() if {of_binding} else engine.load()
+        print(loaded.api_version, checked == [loaded], loaded.guest)
+        """,
+        smollm2,
+        **({} if of_binding else {ENVIRONMENT: str(folder if api == 2 else xllamacpp(folder))}),
+    )
+    assert lines == [f"{api} True {of_binding}"]
+
+
+def xllamacpp(folder: Path) -> Path:
+    return folder.parent.parent / "xllamacpp"
+
+
 # names, and who else is there
 
 
@@ -517,7 +546,7 @@ def test_the_environment_must_not_name_another_library(folder, workers, smollm2)
         import llama_cpp
         attempt(caravan.register, ENDPOINTS[:1])
         """
-    for wrong in (str(folder.parent / "nowhere"), str(folder.parent.parent / "xllamacpp")):
+    for wrong in (str(folder.parent / "nowhere"), str(xllamacpp(folder))):
         (line,) = run(source, smollm2, *workers, **{ENVIRONMENT: wrong})
         assert line.startswith(f"UsageError: {ENVIRONMENT}={wrong} is not the library that this")
         assert line.endswith("libllama.so: unset it")
