@@ -7,6 +7,7 @@ the devices that were registered there.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -176,6 +177,16 @@ def test_both_layouts_are_checked_against_the_real_libraries(
 
 def xllamacpp(folder: Path) -> Path:
     return folder.parent.parent / "xllamacpp"
+
+
+def test_the_example_of_the_documentation_runs(folder, workers, smollm2):
+    page = (HERE.parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
+    source, shown = re.search(
+        r"^```py\n(.*?)^```$\n*^```text\n(.*?)^```$", page, re.M | re.S
+    ).groups()
+    source = source.replace('"lab1:50052", "lab2:50052"', "*ENDPOINTS[:2]")
+    lines = run(source.replace('"model.gguf"', "MODEL"), smollm2, *workers)
+    assert lines == shown.splitlines()
 
 
 # names, and who else is there
