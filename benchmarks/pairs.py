@@ -3,10 +3,11 @@
     python benchmarks/pairs.py [--model smollm2] [--rounds 5] [--json FILE]
 
 Needs llama-cpp-python with RPC (`make interop`); both heads and all workers use its library, so the
-kernels are the same on all sides. All pairs are loaded at once and take turns in one process, so
-that what else the machine does hits all of them alike; the first round is a warm-up. Every worker
-and server computes with one thread. Prints medians, the spread, and each pair's speed over that of
-llama.cpp's client with its own servers, round by round.
+kernels are the same on all sides, and so are the layers of each device. (llama.cpp by itself splits
+the layers a little otherwise: that is the last column.) All pairs are loaded at once and take turns
+in one process, so that what else the machine does hits all of them alike; the first round is a
+warm-up. Every worker and server computes with one thread. Prints medians, the spread, and each
+pair's speed over that of llama.cpp's client with its own servers, round by round.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ PAIRS = {
     "oc": "our head, llama.cpp servers",
     "co": "llama.cpp client, our workers",
     "oo": "our head, our workers",
+    "ll": "llama.cpp both, its own split",
 }
 GOALS = {("pp", 1): 1.0, ("pp", 2): 1.05, ("pp", 4): 1.5, ("tg", 1): 1, ("tg", 2): 1, ("tg", 4): 1}
 
@@ -103,10 +105,11 @@ def _contexts(stack: ExitStack, args: argparse.Namespace, folder: Path) -> dict[
         "oc": lambda: stack.enter_context(caravan.connect(servers())).devices,
         "co": lambda: _their_devices(folder, ours),
         "oo": lambda: stack.enter_context(caravan.connect(ours)).devices,
+        "ll": lambda: _their_devices(folder, servers()),
     }
     devices = {pair: clients[pair]() for pair in args.pairs}
     return {
-        (pair, count): _context(args, devices[pair][:count])
+        (pair, count): _context(args, devices[pair][:count], pair == "ll")
         for pair in args.pairs
         for count in COUNTS
     }
@@ -124,8 +127,10 @@ def _their_devices(folder: Path, endpoints: Sequence[str]) -> list[LocalDevice]:
     ]
 
 
-def _context(args: argparse.Namespace, devices: Sequence[object]) -> Context:
-    model = Model(args.model, ModelParams(repack=False), devices=devices)
+def _context(args: argparse.Namespace, devices: Sequence[object], their_split: bool) -> Context:
+    # shares that are given are rounded by llama.cpp alone
+    split = (1.0,) * len(devices) if their_split else ()
+    model = Model(args.model, ModelParams(repack=False, tensor_split=split), devices=devices)
     params = ContextParams(
         n_ctx=args.n_prompt + args.n_gen, n_batch=2048, n_ubatch=args.n_ubatch, n_threads=1
     )
@@ -142,20 +147,24 @@ def _report(args: argparse.Namespace, samples: Samples) -> None:
                 f"| {name} | {count} |",
                 *(f"{spread(samples[kind][pair, count])} |" for pair in args.pairs),
             )
-    if "cc" not in args.pairs:
-        return
-    others = [pair for pair in args.pairs if pair != "cc"]
-    print("\nOver llama.cpp's client with its servers, round by round:\n")
+    for base in ("cc", "ll"):
+        if base in args.pairs:
+            _report_over(base, args.pairs, samples, kinds)
+    if args.json:
+        flat = {k: {f"{p}{n}": v for (p, n), v in s.items()} for k, s in samples.items()}
+        args.json.write_text(json.dumps(flat, indent=2))
+
+
+def _report_over(base: str, pairs: Sequence[str], samples: Samples, kinds: dict[str, str]) -> None:
+    others = [pair for pair in pairs if pair not in ("cc", "ll")]
+    print(f"\nOver {PAIRS[base]}, round by round:\n")
     print("| test | workers |", *(f"{PAIRS[pair]} |" for pair in others), "goal |")
     print("| --- | ---: |", *("---: |" for _ in others), "---: |")
     for kind, name in kinds.items():
         for count in COUNTS:
-            base = samples[kind]["cc", count]
-            ratios = [spread(quotients(samples[kind][p, count], base), 3) for p in others]
+            below = samples[kind][base, count]
+            ratios = [spread(quotients(samples[kind][p, count], below), 3) for p in others]
             print(f"| {name} | {count} |", *(f"{r} |" for r in ratios), f"{GOALS[kind, count]:g} |")
-    if args.json:
-        flat = {k: {f"{p}{n}": v for (p, n), v in s.items()} for k, s in samples.items()}
-        args.json.write_text(json.dumps(flat, indent=2))
 
 
 if __name__ == "__main__":

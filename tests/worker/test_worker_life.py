@@ -373,6 +373,21 @@ def test_local_workers_start_side_by_side_and_close() -> None:
     workers.close()
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has this policy")
+def test_only_a_local_worker_gives_way_to_others_on_its_machine() -> None:
+    with Worker("CPU:1") as worker:
+        (session,) = children(worker.pid)
+        wait_until(lambda: os.sched_getscheduler(session) == os.SCHED_BATCH)
+    process = subprocess.Popen([*COMMAND, "-p", "0", "-d", "CPU:1"], stdout=subprocess.PIPE)
+    while not process.stdout.readline().startswith(b"worker ready on "):
+        pass
+    (session,) = children(process.pid)
+    assert os.sched_getscheduler(session) == os.SCHED_OTHER
+    process.terminate()
+    assert process.wait(10) == 0
+    process.stdout.close()
+
+
 def test_a_local_worker_dies_with_its_parent() -> None:
     script = (
         "import os, signal\n"

@@ -9,6 +9,7 @@ supervisor is gone; a head that only asked something leaves it to the next one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import resource
@@ -225,6 +226,17 @@ def serve(talk: socket.socket, spec: str, threads: int, cache: str) -> None:
         session.adopt(message, fd)
 
 
+def _give_way() -> None:
+    """Never push another program aside, only take turns with it.
+
+    When a head on this machine sends a graph, what it wakes here would often take its processor and
+    keep it for the whole computation, while the head had more to send to other workers.
+    """
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def main() -> None:
     """Entry of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -235,7 +247,11 @@ def main() -> None:
     parser.add_argument("--devices", default="")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--cache", default="")
+    parser.add_argument("--beside-head", action="store_true")
     args = parser.parse_args()
+    # a simulated device has to wake in time, and computes nothing
+    if args.beside_head and "sim:" not in args.devices:
+        _give_way()
     talk = socket.socket(fileno=args.fd)
     try:
         serve(talk, args.devices, args.threads, args.cache)

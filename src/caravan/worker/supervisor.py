@@ -91,6 +91,8 @@ class Supervisor:
         arguments = (
             *("--devices", settings.devices, "--threads", str(settings.threads)),
             *("--cache", settings.cache),
+            # who started it is most likely the head
+            *(("--beside-head",) if settings.parent_fd >= 0 else ()),
         )
         self._pool = Pool(arguments, settings.max_sessions, self._selector, self._gone)
 
