@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import random
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import caravan
 from caravan import engine
@@ -25,6 +27,20 @@ class Tokens:
 
     def some(self, count: int) -> list[int]:
         return [self._rng.randrange(self._n_vocab) for _ in range(count)]
+
+
+def arguments(doc: str | None, n_gen: int) -> argparse.ArgumentParser:
+    """The options that benchmarks of prompts and decoding share."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("-p", "--n-prompt", type=int, default=1024)
+    parser.add_argument("-n", "--n-gen", type=int, default=n_gen)
+    parser.add_argument("-ub", "--n-ubatch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write samples and ratios there too")
+    return parser
 
 
 def prompt_speed(context: Context, prompt: list[int]) -> float:

@@ -28,7 +28,7 @@ from caravan import engine
 from caravan.llm import Context, ContextParams, Model, ModelParams
 from caravan.llm.devices import LocalDevice
 from interop.peers import CppServer, libraries
-from measure import Tokens, decode_speed, machine, prompt_speed, quotients, spread
+from measure import Tokens, arguments, decode_speed, machine, prompt_speed, quotients, spread
 
 COUNTS = (1, 2, 4)
 PAIRS = {
@@ -73,16 +73,8 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("-p", "--n-prompt", type=int, default=1024)
-    parser.add_argument("-n", "--n-gen", type=int, default=64)
-    parser.add_argument("-ub", "--n-ubatch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = arguments(__doc__, n_gen=64)
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
-    parser.add_argument("--json", type=Path, help="write samples there too")
     return parser.parse_args()
 
 

@@ -13,12 +13,12 @@ import argparse
 import json
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 
 import caravan
 from caravan.llm import Context, ContextParams, Model, ModelParams
 from measure import (
     Tokens,
+    arguments,
     decode_speed,
     machine,
     print_ratios,
@@ -31,7 +31,7 @@ SETUPS = (0, 1, 2, 4)
 
 
 def main() -> None:
-    args = _arguments()
+    args = arguments(__doc__, n_gen=48).parse_args()
     print(machine(), file=sys.stderr)
     with ExitStack() as stack:
         workers = stack.enter_context(caravan.LocalWorkers(max(SETUPS), threads=1))
@@ -53,19 +53,6 @@ def main() -> None:
             context.close()
             context.model.close()
     _report(args, samples)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("-p", "--n-prompt", type=int, default=1024)
-    parser.add_argument("-n", "--n-gen", type=int, default=48)
-    parser.add_argument("-ub", "--n-ubatch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write samples and ratios there too")
-    return parser.parse_args()
 
 
 def _context(stack: ExitStack, args: argparse.Namespace, endpoints: list[str]) -> Context:

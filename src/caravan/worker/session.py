@@ -48,7 +48,7 @@ class Session:
         loaded: Engine,
         devices: list[Device],
         talk: socket.socket,
-        weights: Weights | None,
+        weights: Weights | None = None,
     ) -> None:
         self._engine = loaded
         self._weights = weights
