@@ -276,13 +276,16 @@ def test_a_cluster_of_ours_is_not_in_their_list(folder, workers, smollm2):
     assert lines == ["['RPC0', 'RPC0', 'RPC0']", "[False, True, False]", " Paris.", "Paris."]
 
 
-def test_the_log_of_the_binding_stays_where_it_goes(folder, workers, smollm2):
+@pytest.mark.parametrize("first", [False, True], ids=["register alone", "connect before"])
+def test_the_log_of_the_binding_stays_where_it_goes(folder, workers, smollm2, first):
     lines = run(
-        """
+        f"""
         import llama_cpp
         seen = []
         log = llama_cpp.llama_log_callback(lambda level, text, data: seen.append(text))
         llama_cpp.llama_log_set(log, None)
+        if {first}:
+            caravan.connect(ENDPOINTS[1:2]).close()
         caravan.register(ENDPOINTS[:1])
         load(verbose=True).close()
         print(any(b"RPC0" in line for line in seen))
@@ -446,6 +449,25 @@ def test_the_workers_are_taken_leave_of_at_the_end(folder, workers, smollm2):
     assert lines == ["bye", "bye"]
 
 
+def test_a_forked_child_that_ends_leaves_the_workers_to_its_parent(folder, workers, smollm2):
+    lines = run(
+        """
+        import llama_cpp
+        registration = caravan.register(ENDPOINTS[:2])
+        llm = load()
+        child = os.fork()
+        if not child:
+            sys.exit()
+        os.waitpid(child, 0)
+        print(say(llm).strip()[:6])
+        registration.check()
+        """,
+        smollm2,
+        *workers,
+    )
+    assert lines == ["Paris."]
+
+
 # Ctrl-C
 
 
@@ -570,6 +592,16 @@ def test_the_environment_must_not_name_another_library(folder, workers, smollm2)
         (line,) = run(source, smollm2, *workers, **{ENVIRONMENT: wrong})
         assert line.startswith(f"UsageError: {ENVIRONMENT}={wrong} is not the library that this")
         assert line.endswith("libllama.so: unset it")
+    assert run(source, smollm2, *workers, **{ENVIRONMENT: str(folder)}) == ["done"]
+
+
+def test_the_environment_may_name_it_for_a_cluster_too(folder, workers, smollm2):
+    """A binding loads the one name of a library, Caravan by itself the other."""
+    source = """
+        import llama_cpp
+        with caravan.connect(ENDPOINTS[:1]):
+            attempt(caravan.register, ENDPOINTS[1:2])
+        """
     assert run(source, smollm2, *workers, **{ENVIRONMENT: str(folder)}) == ["done"]
 
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from caravan.errors import AllocationError, DeviceError, LocalProtocolError, WorkerLost
+from caravan import interrupt
+from caravan.errors import (
+    AllocationError,
+    CaravanError,
+    DeviceError,
+    LocalProtocolError,
+    WorkerLost,
+)
 from caravan.stream.base_link import BaseLink
 from caravan.stream.ext_link import ExtLink
 from caravan.stream.link import ExtGraph
@@ -316,6 +323,25 @@ def test_nothing_overtakes_a_small_write(ext, name):
     link.stream.flush()
     assert rig.peer.request("SET").payload[8:] == b"first"
     assert rig.peer.request()
+
+
+def test_ctrl_c_does_not_wait_for_a_size(any_link, monkeypatch):
+    """The answer comes after all graphs that are on their way: with many, after many seconds."""
+    rig, link = any_link
+    side = Side(lambda: link.alloc_size(Tensor(), []))
+    request = rig.peer.request()
+    monkeypatch.setattr(interrupt, "pending", lambda: True)
+    # the stop that the wait asks was bound before; a new question asks the new one
+    rig.peer.reply(request, u64(5))
+    assert side.join() == 5
+    with pytest.raises(CaravanError, match="not waited for"):
+        link.alloc_size(Tensor(), [])
+    late = rig.peer.request()
+    rig.peer.reply(late, u64(6))
+    monkeypatch.undo()
+    side = Side(lambda: link.alloc_size(Tensor(), []))
+    rig.peer.reply(rig.peer.request(), u64(7))
+    assert side.join() == 7
 
 
 @pytest.mark.parametrize("question", ["alloc", "alloc_size", "memory"])

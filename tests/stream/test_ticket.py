@@ -30,6 +30,14 @@ def test_a_failure_is_raised_by_every_wait():
     ticket.settle()
 
 
+def test_a_wait_ends_when_it_is_told_to():
+    ticket, asked = Ticket("GET", 3), []
+    with pytest.raises(CaravanError, match="GET is not waited for any longer"):
+        ticket.wait(stop=lambda: bool(asked) or asked.append(1))
+    ticket.resolve(b"abc")
+    assert ticket.wait(stop=lambda: True) == b"abc"
+
+
 def test_a_failed_read_gives_zeros():
     target = bytearray(b"abcdef")
     ticket = Ticket("GET", 4, memoryview(target)[1:5])

@@ -100,7 +100,10 @@ def _candidates() -> list[_Candidate]:
                 f"{ENVIRONMENT}={wanted}: no libllama{_SUFFIX} and libggml{_SUFFIX} there, nor a"
                 " single library with both"
             )
-        return [found]
+        mapped = _mapped()
+        # of one build there may be copies under several names
+        same = mapped is not None and _folder(mapped.path) == _folder(found.path)
+        return [mapped if mapped is not None and same else found]
     mapped = _mapped()
     if mapped is not None:
         return [mapped]
@@ -271,7 +274,9 @@ def load() -> Engine:
             candidate = _candidates()[0]
             _check_word()
             _brought = _mapped() is None
-            engine = Engine([_open(file) for file in candidate.files], candidate.path)
+            # what is there already is a binding's, and so is its log
+            files = [_open(file) for file in candidate.files]
+            engine = Engine(files, candidate.path, guest=not _brought)
             _check_one_copy(candidate)
             verify.check(engine)
             _engine = engine

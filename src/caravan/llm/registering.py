@@ -7,6 +7,7 @@ llama.cpp takes the devices of a model that names none. The binding knows nothin
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -81,6 +82,7 @@ class Registration:
 _lock = threading.RLock()
 _open: list[Registration] = []
 _exits = False
+_process = 0
 
 
 def register(
@@ -107,7 +109,7 @@ def register(
             registered already; these are more devices than the engine can use.
         AbiMismatch: the binding's library is one that this version of Caravan does not know.
     """
-    global _exits
+    global _exits, _process
     with _lock:
         loaded = engine.adopt()
         _check_new(endpoints)
@@ -128,6 +130,7 @@ def register(
             cluster.close()
             raise
         _open.append(registration)
+        _process = os.getpid()
         if not _exits:
             _exits = True
             atexit.register(_leave)
@@ -159,6 +162,8 @@ def _check_room(loaded: engine.Engine, devices: Sequence[RemoteDevice]) -> None:
 
 def _leave() -> None:
     """The interpreter ends. What the binding frees after this must not need it."""
-    for registration in list(_open):
-        registration.close()
+    # a forked child has the connections of its parent, which goes on
+    if os.getpid() == _process:
+        for registration in list(_open):
+            registration.close()
     release()

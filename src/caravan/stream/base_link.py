@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from caravan import interrupt
 from caravan.errors import AllocationError, DeviceError
 from caravan.stream.dispatcher import Stream
 from caravan.stream.graphs import GraphMemory, LastGraph, ManyGraphs
@@ -76,8 +77,12 @@ class BaseLink:
     def alloc_size(self, tensor: TensorRef, sources: list[TensorRef]) -> int:
         srcs = b"".join(source.base_record() for source in sources)
         srcs = srcs.ljust(10 * commands.TENSOR_SIZE, b"\0")
-        (size,) = self._ask(Base.GET_ALLOC_SIZE, self.index, tensor.base_record(), srcs)
-        return int(size)
+        row = self._table[Base.GET_ALLOC_SIZE]
+        assert row.reply is not None
+        parts = [row.request.pack(self.index, tensor.base_record(), srcs)]
+        # the answer comes after all graphs that have been posted
+        data = self.stream.call(row, parts, row.reply.size, stop=interrupt.pending)
+        return int(row.reply.unpack(data)[0])
 
     def set_tensor(
         self,

@@ -192,11 +192,12 @@ class Stream:
         *,
         timeout: float | None = None,
         fatal: bool = True,
+        stop: Callable[[], bool] | None = None,
     ) -> bytes | bytearray:
-        """Post, and wait for a reply of `size` bytes; raises what went wrong."""
+        """Post, and wait for a reply of `size` bytes; raises what went wrong. See `Ticket.wait`."""
         ticket = Ticket(command.name, size, fatal=fatal)
         self.post(command, parts, ticket)
-        return ticket.wait(timeout)
+        return ticket.wait(timeout, stop)
 
     def hold_until(self, ticket: Ticket) -> None:
         """What is posted later leaves only when `ticket` (of another stream) is done."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from caravan import interrupt
 from caravan.errors import AllocationError, DeviceError, RemoteError
 from caravan.stream.dispatcher import Stream
 from caravan.stream.graphs import GraphMemory, LruGraphs
@@ -102,7 +103,8 @@ class ExtLink:
 
     def alloc_size(self, tensor: TensorRef, sources: list[TensorRef]) -> int:
         parts: list[Part] = [tensor.ext_record(), *(source.ext_record() for source in sources)]
-        (size,) = self._ask(EXT[Ext.ALLOC_SIZE], parts, fatal=False)
+        # the answer comes after all graphs that have been posted
+        (size,) = self._ask(EXT[Ext.ALLOC_SIZE], parts, fatal=False, stop=interrupt.pending)
         return size
 
     def set_tensor(
@@ -266,11 +268,17 @@ class ExtLink:
             self._post_sets()
             return self.stream.post(row, [row.request.pack(*values)], cork=cork)
 
-    def _ask(self, row: Command, parts: Sequence[Part], fatal: bool = True) -> tuple[int, ...]:
+    def _ask(
+        self,
+        row: Command,
+        parts: Sequence[Part],
+        fatal: bool = True,
+        stop: Callable[[], bool] | None = None,
+    ) -> tuple[int, ...]:
         assert row.reply is not None
         ticket = Ticket(row.name, row.reply.size, fatal=fatal)
         self._post(row, parts, ticket)
-        return row.reply.unpack(ticket.wait())
+        return row.reply.unpack(ticket.wait(stop=stop))
 
     def _post_sets(self) -> None:
         """Post the small writes that wait, as one command."""

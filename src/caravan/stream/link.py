@@ -89,7 +89,8 @@ class DeviceLink(Protocol):
     def init_tensor(self, tensor: TensorRef) -> None: ...
 
     def alloc_size(self, tensor: TensorRef, sources: list[TensorRef]) -> int:
-        """Bytes that the device needs for the tensor; asks."""
+        """Bytes that the device needs for the tensor; asks. Raises CaravanError when there is no
+        answer, or after Ctrl-C."""
 
     def set_tensor(
         self,

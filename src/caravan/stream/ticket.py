@@ -141,14 +141,20 @@ class Ticket:
         if self.done:
             call()
 
-    def wait(self, timeout: float | None = None) -> bytes | bytearray:
+    def wait(
+        self, timeout: float | None = None, stop: Callable[[], bool] | None = None
+    ) -> bytes | bytearray:
         """The reply; raises its error, or TransportTimeout after `timeout` seconds.
 
         None leaves the bound to the stream, whose watchdog fails every ticket of a silent peer.
+        Once `stop` says so, which is asked a few times a second, it raises CaravanError.
         """
         left = timeout
+        most = _SLICE if stop is None else _STOP_SLICE
         while not self.done:
-            step = _SLICE if left is None else min(_SLICE, left)
+            if stop is not None and stop():
+                raise CaravanError(f"{self.name} is not waited for any longer")
+            step = most if left is None else min(most, left)
             if not self._rest(step) and left is not None:
                 left -= step
                 if left <= 0:

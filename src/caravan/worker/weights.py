@@ -124,8 +124,10 @@ class Weights:
         old = time.time() - _STALE_SECONDS
         with contextlib.suppress(OSError), os.scandir(self._directory) as found:
             for entry in found:
-                if entry.name.endswith(_PART) and entry.stat(follow_symlinks=False).st_mtime < old:
-                    os.unlink(entry.path)
+                if entry.name.endswith(_PART):
+                    with contextlib.suppress(OSError):
+                        if entry.stat(follow_symlinks=False).st_mtime < old:
+                            os.unlink(entry.path)
 
 
 def _open(path: str, flags: int) -> int:
