@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -14,11 +12,12 @@ import pytest
 
 from caravan.wire.fnv import fnv1a_64
 from caravan.worker.local import Worker
-from interop.peers import HERE, CppServer
+from interop.peers import CppClient, CppServer
 from wired import PATIENCE, wait_until
 
 # The client asks for tensors above this; the sample model has one, its token embedding.
 BIG = 10 << 20
+PROMPT = list(range(100, 140))
 
 Server = Worker | CppServer
 
@@ -74,16 +73,16 @@ class Relay:
             target.close()
 
 
-def evaluate(server: Server, folder: Path, model: Path) -> tuple[bytes, int]:
+def evaluate(server: Server, folder: Path, model: Path) -> tuple[str, int]:
     """The logits that llama.cpp's client gets, and how many bytes it has sent for them."""
     with Relay(server.endpoint) as relay:
-        done = subprocess.run(
-            [sys.executable, HERE / "loader.py", folder, relay.endpoint, model],
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode()[-2000:]
-        return done.stdout, relay.sent
+        with CppClient(folder) as client:
+            client.ask("connect", endpoints=[relay.endpoint])
+            client.ask("load", path=str(model))
+            client.ask("open", n_ctx=256)
+            client.ask("decode", tokens=PROMPT)
+            logits = client.ask("logits")["logits"]
+        return logits, relay.sent
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -102,7 +101,7 @@ def directory(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(one_engine, folder, smollm2) -> tuple[bytes, int]:
+def plain(one_engine, folder, smollm2) -> tuple[str, int]:
     """Without a cache."""
     with Worker("CPU:1") as worker:
         return evaluate(worker, folder, smollm2)

@@ -23,8 +23,7 @@ def registered(monkeypatch):
         ("CPU", b"CPU", layouts.DEVICE_TYPE_CPU),
     ]
     ggml = SimpleNamespace(
-        dev_count=lambda: len(table),
-        dev_get=lambda index: index,
+        devices=lambda: list(range(len(table))),
         dev_name=lambda index: table[index][0].encode(),
         dev_description=lambda index: b"about " + table[index][0].encode(),
         dev_type=lambda index: table[index][2],

@@ -72,7 +72,7 @@ def inventory_of(loaded: Engine, remote: tuple[WorkerDevice, ...]) -> Inventory:
     discrete = tuple(device for device in local if ggml.dev_type(device.handle) != DEVICE_TYPE_IGPU)
     cpus: list[str] = []
     backends: dict[str, None] = {}
-    for handle in map(ggml.dev_get, range(ggml.dev_count())):
+    for handle in ggml.devices():
         kind, backend = ggml.dev_type(handle), ggml.reg_name(ggml.dev_backend_reg(handle)).decode()
         if kind in (DEVICE_TYPE_CPU, DEVICE_TYPE_ACCEL):
             cpus.append(ggml.dev_description(handle).decode(errors="replace"))

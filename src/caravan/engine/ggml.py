@@ -135,6 +135,10 @@ class Ggml:
         address = self.reg_get_proc_address(self.reg_by_name(b"CPU"), b"ggml_backend_set_n_threads")
         ctypes.CFUNCTYPE(None, _P, _INT)(address)(backend, threads)
 
+    def devices(self) -> list[int]:
+        """All that the library lists, in its order."""
+        return [self.dev_get(i) for i in range(self.dev_count())]
+
     def dev_memory(self, device: int) -> tuple[int, int]:
         """Free and total bytes."""
         free, total = _SIZE(), _SIZE()

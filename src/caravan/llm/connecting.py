@@ -24,6 +24,7 @@ def connect(
     wire_dtype: str = "f32",
     poll: int = DEFAULT_POLL,
     threads: int = 0,
+    taken: Collection[str] = (),
 ) -> Cluster:
     """Connect to workers, all at once, and make their devices known to the engine.
 
@@ -38,6 +39,7 @@ def connect(
         poll: 0...100, how long a thread that waits for a device looks for the answer before it
             sleeps: 0.2 ms for each step, so that short computations are noticed at once.
         threads: of each `local:CPU` that names none; 0: an equal share of the cores.
+        taken: names that no device may have.
 
     Raises:
         UsageError: an endpoint is none or comes twice, or there is none; an unknown type; a level
@@ -46,30 +48,6 @@ def connect(
         ConnectError: a worker cannot be reached or refuses.
         ProtocolError: what answers does not go together with this head.
     """
-    return connect_beside(
-        (),
-        endpoints,
-        timeout=timeout,
-        extension=extension,
-        direct_copies=direct_copies,
-        wire_dtype=wire_dtype,
-        poll=poll,
-        threads=threads,
-    )
-
-
-def connect_beside(
-    taken: Collection[str],
-    endpoints: Sequence[str],
-    *,
-    timeout: float,
-    extension: bool,
-    direct_copies: bool,
-    wire_dtype: str,
-    poll: int,
-    threads: int,
-) -> Cluster:
-    """`connect`, where the devices get none of the names that are `taken`."""
     local = [text for text in endpoints if names.is_local(text)]
     names.check(local)
     if not local:

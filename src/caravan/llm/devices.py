@@ -6,7 +6,7 @@ without importing it. Knows nothing of workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -16,7 +16,7 @@ from caravan.engine.layouts import DEVICE_TYPE_ACCEL, DEVICE_TYPE_GPU, DEVICE_TY
 from caravan.errors import CaravanError, UsageError
 from caravan.worker.names import numbered
 
-MAX_BACKENDS = 16  # GGML_SCHEDMAX_BACKENDS
+_MAX_BACKENDS = 16  # GGML_SCHED_MAX_BACKENDS
 _WORKERS = "RPC"  # the registry of the workers' devices, which are GPUs to the engine
 
 
@@ -80,7 +80,7 @@ def local_devices() -> list[LocalDevice]:
     """The engine's own GPUs, integrated ones too; empty for an engine that has the CPU only."""
     ggml = engine.load().ggml
     found = []
-    for handle in map(ggml.dev_get, range(ggml.dev_count())):
+    for handle in ggml.devices():
         kind, registry = ggml.dev_type(handle), ggml.reg_name(ggml.dev_backend_reg(handle))
         if kind in (DEVICE_TYPE_GPU, DEVICE_TYPE_IGPU) and registry != _WORKERS.encode():
             name, about = ggml.dev_name(handle), ggml.dev_description(handle)
@@ -119,12 +119,17 @@ def pick(names: Sequence[str], devices: Sequence[_Device]) -> list[_Device]:
 
 def check_count(devices: Sequence[EngineDevice]) -> None:
     """Raises UsageError for more devices than the engine can use; it would end the process."""
-    ggml = engine.load().ggml
-    kinds = [ggml.dev_type(ggml.dev_get(i)) for i in range(ggml.dev_count())]
     # its scheduler counts the CPU and the accelerators as well
-    room = MAX_BACKENDS - 1 - kinds.count(DEVICE_TYPE_ACCEL)
-    if len(devices) > room:
-        raise UsageError(f"{len(devices)} devices are more than the {room} that the engine can use")
+    check_room(len(devices), lambda kind: kind == DEVICE_TYPE_ACCEL)
+
+
+def check_room(count: int, beside: Callable[[int], bool]) -> None:
+    """Whether the engine can use so many devices beside the CPU and those that it lists whose type
+    is one of `beside`; raises UsageError."""
+    ggml = engine.load().ggml
+    room = _MAX_BACKENDS - 1 - sum(beside(ggml.dev_type(device)) for device in ggml.devices())
+    if count > room:
+        raise UsageError(f"{count} devices are more than the {room} that the engine can use")
 
 
 def check_all(devices: tuple[EngineDevice, ...]) -> None:

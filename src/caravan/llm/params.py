@@ -163,7 +163,7 @@ def _overrides(
 def _buffer_types(devices: tuple[EngineDevice, ...]) -> dict[str, int]:
     """Those of all registered devices and of the given ones, by name."""
     ggml = engine.load().ggml
-    handles = [*map(ggml.dev_get, range(ggml.dev_count())), *(d.handle for d in devices)]
+    handles = [*ggml.devices(), *(d.handle for d in devices)]
     types = filter(None, map(ggml.dev_buffer_type, handles))
     return {ggml.buft_name(buft).decode(): buft for buft in types}
 

@@ -16,8 +16,8 @@ from caravan import engine, interrupt
 from caravan.backend import DEFAULT_POLL, Cluster, RemoteDevice, publish, release
 from caravan.engine.layouts import DEVICE_TYPE_CPU
 from caravan.errors import UsageError
-from caravan.llm.connecting import connect_beside
-from caravan.llm.devices import MAX_BACKENDS
+from caravan.llm.connecting import connect
+from caravan.llm.devices import check_room
 from caravan.stream.telemetry import DeviceStats
 from caravan.transport.endpoint import Endpoint
 from caravan.worker.names import is_local
@@ -113,8 +113,7 @@ def register(
     with _lock:
         loaded = engine.adopt()
         _check_new(endpoints)
-        cluster = connect_beside(
-            _names(loaded),
+        cluster = connect(
             endpoints,
             timeout=timeout,
             extension=extension,
@@ -122,9 +121,11 @@ def register(
             wire_dtype=wire_dtype,
             poll=poll,
             threads=threads,
+            taken=_names(loaded),
         )
         try:
-            _check_room(loaded, cluster.devices)
+            # the engine takes all devices that it lists
+            check_room(len(cluster.devices), lambda kind: kind != DEVICE_TYPE_CPU)
             registration = Registration(cluster)
         except BaseException:
             cluster.close()
@@ -148,16 +149,7 @@ def _check_new(endpoints: Sequence[str]) -> None:
 def _names(loaded: engine.Engine) -> list[str]:
     """Those of all devices that the engine lists; what has once been there keeps its name."""
     ggml = loaded.ggml
-    return [ggml.dev_name(ggml.dev_get(i)).decode() for i in range(ggml.dev_count())]
-
-
-def _check_room(loaded: engine.Engine, devices: Sequence[RemoteDevice]) -> None:
-    """The engine takes all devices that it lists, and ends the process if those are too many."""
-    ggml = loaded.ggml
-    kinds = [ggml.dev_type(ggml.dev_get(i)) for i in range(ggml.dev_count())]
-    room = MAX_BACKENDS - 1 - sum(kind != DEVICE_TYPE_CPU for kind in kinds)
-    if len(devices) > room:
-        raise UsageError(f"{len(devices)} devices are more than the {room} that the engine can use")
+    return [ggml.dev_name(device).decode() for device in ggml.devices()]
 
 
 def _leave() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from caravan import interrupt
 from caravan.errors import AllocationError, DeviceError
@@ -77,12 +78,10 @@ class BaseLink:
     def alloc_size(self, tensor: TensorRef, sources: list[TensorRef]) -> int:
         srcs = b"".join(source.base_record() for source in sources)
         srcs = srcs.ljust(10 * commands.TENSOR_SIZE, b"\0")
-        row = self._table[Base.GET_ALLOC_SIZE]
-        assert row.reply is not None
-        parts = [row.request.pack(self.index, tensor.base_record(), srcs)]
+        row, values = self._table[Base.GET_ALLOC_SIZE], (self.index, tensor.base_record(), srcs)
         # the answer comes after all graphs that have been posted
-        data = self.stream.call(row, parts, row.reply.size, stop=interrupt.pending)
-        return int(row.reply.unpack(data)[0])
+        (size,) = ask(self.stream, row, *values, stop=interrupt.pending)
+        return int(size)
 
     def set_tensor(
         self,
@@ -183,7 +182,11 @@ class BaseLink:
         return ask(self.stream, self._table[number], *values)
 
 
-def ask(stream: Stream, row: Command, *values: object) -> tuple[int, ...]:
-    """Send a command with fixed request and reply, and wait for the reply's values."""
+def ask(
+    stream: Stream, row: Command, *values: object, stop: Callable[[], bool] | None = None
+) -> tuple[int, ...]:
+    """Send a command with fixed request and reply, and wait for the reply's values; for `stop` see
+    `Ticket.wait`."""
     assert row.reply is not None
-    return row.reply.unpack(stream.call(row, [row.request.pack(*values)], row.reply.size))
+    parts = [row.request.pack(*values)]
+    return row.reply.unpack(stream.call(row, parts, row.reply.size, stop=stop))

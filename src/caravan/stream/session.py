@@ -123,12 +123,9 @@ def open_session(
             links = _open_devices(endpoint, wire, identity, reply, name, watchdog, timeout, direct)
         else:
             links = _open_base(endpoint, wire, name, watchdog, timeout)
-    except ProtocolError as exc:
-        if wire.extension:
+    except BaseException as exc:
+        if wire.extension and isinstance(exc, ProtocolError):
             _leave(wire.transport, exc)
-        wire.transport.close()
-        raise
-    except BaseException:
         wire.transport.close()
         raise
     return Session(endpoint, links, wire.version, engine)

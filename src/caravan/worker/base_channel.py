@@ -15,10 +15,11 @@ from caravan.wire.commands import U8, Base, Command, base_table
 from caravan.worker import base_handlers as handlers
 from caravan.worker.base_handlers import TensorRef
 from caravan.worker.buffers import Buffer, BufferTable
-from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote, log
+from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote
 from caravan.worker.copies import Snapshot
 from caravan.worker.executor import Job
 from caravan.worker.lane import Lane
+from caravan.worker.log import log
 from caravan.worker.outlet import Parts
 from caravan.worker.pair import ReadingPair
 from caravan.worker.replies import NOTHING
@@ -59,7 +60,6 @@ class BaseChannel(Channel):
         super().__init__(transport, lanes, buffers)
         self._weights = weights
         self._table = base_table(major)
-        self._major = major
         self._failed = False
         # set by the thread that reads, unset by the one that has computed
         self._computing = False

@@ -6,8 +6,6 @@ else is queued, bounded in bytes. Protocols subclass it: they parse, and say wha
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable
 
 from caravan.errors import (
@@ -39,12 +37,6 @@ Locate = Callable[[], tuple[Buffer, int]]
 Step = Callable[[], None]
 Guard = Callable[[Step], Parts]
 Keep = Callable[[memoryview], None]
-
-
-def log(text: str) -> None:
-    """One line for the person who runs the worker."""
-    with contextlib.suppress(BrokenPipeError):
-        print(f"caravan worker: {text}", file=sys.stderr, flush=True)
 
 
 class Channel:

@@ -24,10 +24,11 @@ from caravan.wire.extension import (
 )
 from caravan.wire.records import EXT_TENSOR
 from caravan.worker.buffers import BufferTable
-from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote, log
+from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote
 from caravan.worker.executor import Job
 from caravan.worker.handlers import ASIDE, HANDLERS, MAX_RECORDS, Handler
 from caravan.worker.lane import Lane
+from caravan.worker.log import log
 from caravan.worker.outlet import Parts
 from caravan.worker.pair import ReadingPair
 from caravan.worker.replies import NOTHING

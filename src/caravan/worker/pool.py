@@ -6,14 +6,13 @@ round, and `patience` says how long a round may last. Knows nothing of clients b
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import selectors
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 from caravan.worker import control
+from caravan.worker.log import log
 from caravan.worker.process import SessionProcess
 
 _GRACE = 3.0
@@ -69,7 +68,7 @@ class Pool:
         try:
             process = SessionProcess(self._arguments)
         except OSError as exc:
-            complain(f"cannot start a session process: {exc.strerror or exc}")
+            log(f"cannot start a session process: {exc.strerror or exc}")
             self._retry_later()
             return
         self._processes.append(process)
@@ -136,7 +135,7 @@ class Pool:
             self._dying.remove(process)
             death = process.death()
             if death:
-                complain(f"session process {process.pid} {death}")
+                log(f"session process {process.pid} {death}")
         now = time.monotonic()
         if not self._spares and self._spare_at and now >= self._spare_at:
             self.start_spare()
@@ -169,7 +168,7 @@ class Pool:
         except BlockingIOError:
             return
         except (ValueError, KeyError, TypeError):
-            complain(f"session process {process.pid} talks nonsense")
+            log(f"session process {process.pid} talks nonsense")
             process.kill()
             message = None
         if isinstance(message, control.Ready):
@@ -206,9 +205,3 @@ class Pool:
 
 def _is_ready(process: SessionProcess) -> bool:
     return process.ready is not None and not process.ready.error
-
-
-def complain(text: str) -> None:
-    """One line on stderr."""
-    with contextlib.suppress(BrokenPipeError):
-        print(f"caravan worker: {text}", file=sys.stderr, flush=True)

@@ -29,11 +29,12 @@ from caravan.wire.extension import GRAPH_LRU, SessionReply, Status, encode_json
 from caravan.worker import control
 from caravan.worker.base_channel import GRAPHS_8, BaseChannel
 from caravan.worker.buffers import BufferTable
-from caravan.worker.channel import Channel, log
+from caravan.worker.channel import Channel
 from caravan.worker.device import Device
 from caravan.worker.devices import Found, choose, parse
 from caravan.worker.ext_channel import ExtChannel, error_reply
 from caravan.worker.lane import GraphStore, Lane
+from caravan.worker.log import log
 from caravan.worker.native import NativeDevice
 from caravan.worker.peers import Peers
 from caravan.worker.sim import SimDevice
@@ -182,7 +183,7 @@ def open_devices(spec: str, threads: int) -> tuple[Engine, list[Device]]:
     """Raises CaravanError when there is no engine, or no such device."""
     loaded = engine.load()
     ggml = loaded.ggml
-    handles = [ggml.dev_get(i) for i in range(ggml.dev_count())]
+    handles = ggml.devices()
     found = [
         Found(
             handle,

@@ -27,7 +27,8 @@ from caravan.wire.extension import EXTENSION_VERSION, PeerRequest, SessionReques
 from caravan.wire.versions import V7, V8
 from caravan.worker import control, listener
 from caravan.worker.handshake import Greeting, greet, refuse
-from caravan.worker.pool import Pool, complain
+from caravan.worker.log import log
+from caravan.worker.pool import Pool
 from caravan.worker.process import SessionProcess, close_pipe
 
 _START_TIMEOUT = 120.0
@@ -205,11 +206,11 @@ class Supervisor:
         except BlockingIOError:
             return
         except OSError as exc:
-            complain(f"cannot accept a connection: {exc.strerror or exc}")
+            log(f"cannot accept a connection: {exc.strerror or exc}")
             time.sleep(0.1)
             return
         if len(self._open) >= self._settings.max_connections:
-            complain(f"refused a connection: {len(self._open)} are open")
+            log(f"refused a connection: {len(self._open)} are open")
             sock.close()
             return
         self._counter += 1
@@ -224,7 +225,7 @@ class Supervisor:
         try:
             greeter.start()
         except RuntimeError as exc:
-            complain(f"cannot serve {peer}: {exc}")
+            log(f"cannot serve {peer}: {exc}")
             sock.close()
             self._gone(self._counter)
 
@@ -244,7 +245,7 @@ class Supervisor:
         """Give a greeted client to its session process, or leave it waiting for one."""
         greeting = arrival.greeting
         if greeting is None:
-            complain(f"closing the connection to {arrival.peer}: {arrival.error}")
+            log(f"closing the connection to {arrival.peer}: {arrival.error}")
             arrival.sock.close()
             self._gone(arrival.connection)
             return
@@ -262,7 +263,7 @@ class Supervisor:
             if request is not None:
                 new = isinstance(request, SessionRequest) and not request.session
                 refuse(arrival.sock, greeting, Status.BUSY if new else Status.REFUSED, why)
-            complain(f"closing the connection to {arrival.peer}: {why}")
+            log(f"closing the connection to {arrival.peer}: {why}")
             self._gone(arrival.connection)
 
     def _process_for(self, greeting: Greeting) -> tuple[SessionProcess | None, str]:

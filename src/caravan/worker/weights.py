@@ -16,7 +16,7 @@ from io import FileIO
 
 from caravan.transport.base import Buffer
 from caravan.wire.fnv import BASIS, fnv1a_64
-from caravan.worker.channel import log
+from caravan.worker.log import log
 
 # Read so much, then hash it while the processor's cache still has it.
 _PIECE = 1 << 20
