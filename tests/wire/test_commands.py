@@ -77,6 +77,8 @@ EXTENSION: list[Row] = [
     (88, "DATA", 8, True, None, False),
     (89, "GET_CAST", 20, False, 0, True),
     (90, "SET_CAST", 12, True, None, False),
+    (91, "LOAD", 4, True, 0, True),
+    (92, "KEEP", 48, False, None, False),
 ]
 
 TABLES = {"7": (BASE_7, SEVEN), "8": (BASE_8, EIGHT), "extension": (EXT, EXTENSION)}

@@ -45,6 +45,7 @@ replies = st.builds(
     st.lists(devices, max_size=3),
     texts,
     addresses,
+    st.lists(st.sampled_from(list(extension.SOURCES))),
 )
 routes = st.integers(1, 2**32 - 1)
 targets = st.builds(PeerTarget, routes, addresses, texts, st.integers(0, 2**32))
@@ -70,6 +71,7 @@ REPLY = {
     "devices": [DEVICE],
     "peer_key": "other key",
     "peer_addresses": ["lab1:50052", "unix:/tmp/worker"],
+    "sources": ["disk", "cache"],
 }
 PEER = {"route": 1, "key": "other key", "device": 0}
 TARGET = {**PEER, "addresses": ["lab1:50052"]}
@@ -254,6 +256,19 @@ def test_addresses_that_make_no_sense_are_refused(wrong):
     ):
         with pytest.raises(RemoteProtocolError, match="peer addresses that are none"):
             decode(json.dumps(message).encode())
+
+
+def test_sources_of_a_later_version_are_passed_over():
+    found = extension.decode_session_reply(
+        json.dumps({**REPLY, "sources": ["tape", "cache", ""]}).encode()
+    )
+    assert found.sources == ["cache"]
+
+
+@pytest.mark.parametrize("wrong", [[1], [None], [["cache"]], [{}]])
+def test_sources_that_are_no_words_are_refused(wrong):
+    with pytest.raises(RemoteProtocolError, match="sources of weights that are no words"):
+        extension.decode_session_reply(json.dumps({**REPLY, "sources": wrong}).encode())
 
 
 @pytest.mark.parametrize("field", DEVICE)

@@ -109,6 +109,9 @@ class Ext(IntEnum):
     # of activations that travel in another type than they have
     GET_CAST = 89
     SET_CAST = 90
+    # weights that need not cross the network, and those that need not a second time
+    LOAD = 91
+    KEEP = 92
 
 
 HELLO_REPLY = Layout(
@@ -132,6 +135,9 @@ STATS_REPLY = Layout(
         ("graphs", "Q"),
     ),
     56,
+)
+LOAD_ENTRY = Layout(
+    (("address", "Q"), ("size", "Q"), ("digest", "32s"), ("name", "64s")), 112
 )
 SET_ENTRY = Layout((("address", "Q"), ("size", "Q")), 16)
 PARCEL = Layout(
@@ -301,6 +307,19 @@ EXT: dict[int, Command] = {
         ),
         Command(
             Ext.SET_CAST, "SET_CAST", Layout((("address", "Q"), ("dtype", "I")), 12), tail=True
+        ),
+        # after the count: so many LOAD_ENTRY; the reply has one extension.Source of a byte for each
+        Command(
+            Ext.LOAD,
+            "LOAD",
+            Layout((("count", "I"),), 4),
+            tail=True,
+            reply=EMPTY,
+            reply_tail=True,
+            aside=True,
+        ),
+        Command(
+            Ext.KEEP, "KEEP", Layout((("address", "Q"), ("size", "Q"), ("digest", "32s")), 48)
         ),
     )
 }

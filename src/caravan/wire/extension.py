@@ -38,6 +38,9 @@ TICKET_BITS = 32
 # Payload of one SET_MANY at most; what is bigger goes in a SET of its own.
 MAX_SET_MANY = 1 << 20
 
+# Tensors that one LOAD may ask for.
+MAX_LOAD = 256
+
 # Spans that a worker keeps for each device, the newest ones, and so those of one TIMELINE reply.
 MAX_SPANS = LIMIT
 
@@ -67,6 +70,18 @@ class Status(IntEnum):
     INTERNAL = 7
     BUSY = 8
     PEER_LOST = 9
+
+
+class Source(IntEnum):
+    """Where a worker has found the content of a tensor: LOAD's answer for each, in one byte."""
+
+    NONE = 0
+    DISK = 1
+    CACHE = 2
+
+
+# The words for them in SESSION's `sources`.
+SOURCES = {"disk": Source.DISK, "cache": Source.CACHE}
 
 
 def caps(supported: bool = True) -> bytes:
@@ -129,6 +144,8 @@ class SessionReply:
         ops: the engine's op names by number.
         peer_key: the secret under which other workers' connections join, to push copies.
         peer_addresses: where they reach the worker, as endpoints, the best first.
+        sources: words of SOURCES: where it looks for weights that LOAD asks for; with none of them
+            there is nothing to be asked, and with no `cache` nothing to KEEP.
     """
 
     session: str
@@ -138,6 +155,7 @@ class SessionReply:
     devices: list[DeviceInfo]
     peer_key: str
     peer_addresses: list[str]
+    sources: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +236,10 @@ def decode_session_reply(data: bytes) -> SessionReply:
     obj["devices"] = [_build(DeviceInfo, device) for device in devices]
     reply = _build(SessionReply, obj)
     _check_addresses(reply.peer_addresses)
+    if not all(isinstance(word, str) for word in reply.sources):
+        raise RemoteProtocolError("sources of weights that are no words")
+    # those that this version does not know are of no use, and no fault
+    reply.sources[:] = [word for word in reply.sources if word in SOURCES]
     for device in reply.devices:
         if device.alignment <= 0 or device.alignment & (device.alignment - 1):
             raise RemoteProtocolError(f"device {device.name}: alignment {device.alignment}")

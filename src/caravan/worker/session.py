@@ -138,6 +138,7 @@ class Session:
                 devices=[device.info() for device in self._devices],
                 peer_key=adopt.peer_key,
                 peer_addresses=adopt.addresses,
+                sources=[],
             )
         )
         channel.replies.now((ext_frame(Ext.SESSION, adopt.seq, len(body)), body))
