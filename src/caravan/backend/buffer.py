@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from caravan import interrupt
-from caravan.backend import callbacks
+from caravan.backend import callbacks, weights
 from caravan.backend.tensor import BUFFER_AT, RemoteTensor
 from caravan.engine import layouts
 from caravan.errors import CaravanError, DeviceError
@@ -133,6 +133,10 @@ def set_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> 
     buffer = buffers[pointer]
     target = RemoteTensor(tensor, buffer.handle)
     link, usage = buffer.device.link, buffer.usage
+    if usage == layouts.USAGE_WEIGHTS:
+        sink = weights.current(buffer.device)
+        if sink is not None and sink.take(buffer.device, target, offset, size):
+            return
     if size > SNAPSHOT_MAX and usage == layouts.USAGE_WEIGHTS:
         link.set_tensor(target, offset, memory(data, size), wait_sent=True)
     elif size:

@@ -17,6 +17,7 @@ from caravan import interrupt
 from caravan.backend import callbacks
 from caravan.backend.backend import RemoteBackend, backends
 from caravan.backend.buffer import TensorSizes, buffers
+from caravan.backend.weights import Sink, current
 from caravan.engine import layouts
 from caravan.errors import CaravanError, DeviceError, RemoteError
 from caravan.stream.link import DeviceLink
@@ -47,6 +48,7 @@ class RemoteDevice:
         wire_type: how activations travel to it, where they travel.
         simulated: whether it only costs time: what is written there is not kept.
         loaders: threads that are loading a model without weights.
+        sinks: who brings the weights that a thread is loading; see `weights.bringing`.
         published: whether the engine has it in its own list; see `Plugin.publish`.
         withdrawn: whether it is in that list without being there any more.
     """
@@ -66,6 +68,7 @@ class RemoteDevice:
         self.withdrawn = False
         self.loaders: set[int] = set()
         self._loaders_lock = threading.Lock()
+        self.sinks: dict[int, Sink] = {}
         self.handles: dict[int, int] = {}
         self.allocation_error: DeviceError | None = None
         self.sizes = TensorSizes(self)
@@ -225,7 +228,12 @@ def init_backend(pointer: int, params: int | None) -> int | None:
 
 
 def get_buffer_type(pointer: int) -> int:
-    return callbacks.owners[pointer].buffer_type
+    device = callbacks.owners[pointer]
+    sink = current(device)
+    if sink is not None:
+        # the loader asks for it when it has read the file's header and has not mapped the data
+        sink.opened()
+    return device.buffer_type
 
 
 def supports_op(pointer: int, op: int) -> bool:

@@ -12,7 +12,34 @@ from caravan.wire.records import EXT_TENSOR, RPC_TENSOR
 
 DATA_AT = layouts.TENSOR_AT["data"]
 BUFFER_AT = layouts.TENSOR_AT["buffer"]
+_NAME_AT = layouts.TENSOR_AT["name"]
+_NAME_SIZE = 64
 _u64 = ctypes.c_uint64.from_address
+_string_at = ctypes.string_at
+
+
+class KeptTensor:
+    """See `stream.link.TensorRef`: a tensor of which the bytes were taken down.
+
+    Args:
+        place: its address.
+        record: its RPC_TENSOR; empty for a link that speaks the extension.
+    """
+
+    __slots__ = ("_place", "_record")
+
+    def __init__(self, place: int, record: bytes) -> None:
+        self._place = place
+        self._record = record
+
+    def address(self) -> int:
+        return self._place
+
+    def base_record(self) -> bytes:
+        return self._record
+
+    def ext_record(self) -> bytes:
+        raise NotImplementedError
 
 
 class RemoteTensor:
@@ -29,8 +56,18 @@ class RemoteTensor:
         self.pointer = pointer
         self.handle = handle
 
+    def name(self) -> str:
+        """As the engine calls it."""
+        raw = _string_at(self.pointer + _NAME_AT, _NAME_SIZE)
+        return raw.partition(b"\0")[0].decode("utf-8", "replace")
+
     def address(self) -> int:
         return _u64(self.pointer + DATA_AT).value
+
+    def kept(self, extension: bool) -> KeptTensor:
+        """It as it is now, for when the struct may be gone: for links of the one kind or the
+        other."""
+        return KeptTensor(self.address(), b"" if extension else self.base_record())
 
     def base_record(self) -> bytes:
         tensors = gather([self.pointer])

@@ -141,6 +141,7 @@ _TABLE: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "supports_mmap": (_BOOL, ()),
     "model_default_params": (ModelParams, ()),
     "model_load_from_file": (_P, (_TEXT, ModelParams)),
+    "model_load_from_splits": (_P, (_P, _SIZE, ModelParams)),
     "model_free": (None, (_P,)),
     "model_desc": (_I32, (_P, _P, _SIZE)),
     "model_size": (_U64, (_P,)),

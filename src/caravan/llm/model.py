@@ -10,17 +10,17 @@ import ctypes
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from caravan import engine, interrupt
 from caravan.engine.gguf import block_count
-from caravan.engine.llama import ProgressCallback
 from caravan.errors import ModelError, UsageError
 from caravan.llm import orphans
 from caravan.llm.devices import EngineDevice, check_all, check_count
 from caravan.llm.fake import check_simulated, load_fake
+from caravan.llm.loader import Loader, OnLoad, Progress
 from caravan.llm.params import ModelParams, c_model_params
 from caravan.llm.placement import place_layers, whole_layers
 from caravan.llm.refusal import Refusals, reason
@@ -30,9 +30,6 @@ from caravan.models.header import require_gguf
 
 if TYPE_CHECKING:
     from caravan.llm.context import Context
-
-Progress = Callable[[float], bool]
-
 
 class Model:
     """A loaded model. Use it as a context manager, or `close` it.
@@ -59,10 +56,13 @@ class Model:
         *,
         devices: Sequence[EngineDevice] = (),
         progress: Progress | None = None,
+        on_load: OnLoad | None = None,
     ) -> None:
         """Load it; blocks. `path` may be the name of a sample, which is fetched on first use.
 
-        `progress` is called with 0.0 to 1.0 and stops the loading by answering False.
+        `progress` is called with 0.0 to 1.0 and stops the loading by answering False. `on_load` is
+        called some ten times a second, and once more at the end, with how far each device of a
+        worker is, and where its weights came from.
 
         Raises ModelError (no such file, not GGUF, refused by the engine), WorkerLost, UsageError
         and, after Ctrl-C, KeyboardInterrupt.
@@ -83,7 +83,7 @@ class Model:
         try:
             with interrupt.deferred():
                 orphans.free_all()
-                self.handle = self._load(progress)
+                self.handle = self._load(Loader(self.devices, progress, on_load))
             # a write that is lost fails nothing in the engine
             check_all(self.devices)
         except BaseException:
@@ -101,23 +101,24 @@ class Model:
             return shares
         return whole_layers(n_layer, self.params.n_gpu_layers, shares)
 
-    def _load(self, progress: Progress | None) -> int:
-        watch = _Watch(progress, self.devices)
+    def _load(self, loader: Loader) -> int:
         refusals = Refusals(self.devices)
         split = replace(self.params, tensor_split=tuple(self.shares))
         c_params, keep = c_model_params(split, self.devices)
-        c_params.progress_callback = callback = ProgressCallback(watch)
         if self._fake_size:
-            handle = load_fake(self.path, self._fake_size, self.devices, c_params)
+            handle = loader.simple(
+                lambda: load_fake(self.path, self._fake_size, self.devices, c_params), c_params
+            )
         else:
-            handle = self._llama.model_load_from_file(os.fsencode(self.path), c_params) or 0
-        del callback, keep
-        if watch.error is not None:
-            self.handle = handle
-            raise watch.error
-        if not handle:
+            handle = loader.load([self.path], self.params, c_params)
+        del keep
+        # to be freed if anything is raised from here on
+        self.handle = handle
+        if loader.error is not None:
+            raise loader.error
+        if not handle or loader.stopped:
             cause = refusals.cause()
-            stopped = watch.stopped and "loading was stopped"
+            stopped = loader.stopped and "loading was stopped"
             why = cause or stopped or f"the engine cannot load it: {reason('no reason given')}"
             raise ModelError(f"{self.path}: {why}") from cause
         return handle
@@ -230,25 +231,6 @@ class Model:
         extra = self._llama.model_n_layer_nextn(self.require_open())
         placed = place_layers(self.n_layer + extra, self.params.n_gpu_layers, names, self.shares)
         return [*placed[: self.n_layer], placed[-1]]
-
-
-class _Watch:
-    """The progress callback: passes it on, and stops the loading: Ctrl-C, an error, a loss."""
-
-    def __init__(self, progress: Progress | None, devices: tuple[EngineDevice, ...]) -> None:
-        self._progress = progress
-        self._devices = devices
-        self.error: BaseException | None = None
-        self.stopped = False
-
-    def __call__(self, fraction: float, data: int | None) -> bool:
-        try:
-            if self._progress is not None and not self._progress(fraction):
-                self.stopped = True
-            check_all(self._devices)
-        except BaseException as exc:  # nothing may cross C; raised again after the call
-            self.error = exc
-        return not (self.stopped or self.error or interrupt.pending())
 
 
 def _used(devices: tuple[EngineDevice, ...], params: ModelParams) -> tuple[EngineDevice, ...]:

@@ -36,6 +36,7 @@ class BaseLink:
     """
 
     extension = False
+    sources: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -95,6 +96,10 @@ class BaseLink:
         row = self._table[Base.SET_TENSOR]
         head = row.request.pack(tensor.base_record(), 0, offset)
         self.stream.post(row, [head, data], cork=not wait_sent, wait_sent=wait_sent)
+
+    def bring(self, tensor: TensorRef, offset: int, data: Part) -> None:
+        row = self._table[Base.SET_TENSOR]
+        self.stream.post(row, [row.request.pack(tensor.base_record(), 0, offset), data])
 
     def get_tensor(
         self, tensor: TensorRef, offset: int, size: int, target: memoryview | None

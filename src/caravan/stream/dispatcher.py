@@ -181,7 +181,7 @@ class Stream:
             if not cork or self._queued >= _CORK:
                 self._pump()
         if wait_sent:
-            self._drain()
+            self.drain()
         return seq
 
     def call(
@@ -267,7 +267,7 @@ class Stream:
         while self._queued > MAX_QUEUED and not self._done() and not interrupt.pending():
             self._room.wait(0.2)
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """Send until the queue is empty; the caller's own thread waits for the socket."""
         while True:
             with self._lock:

@@ -42,6 +42,7 @@ class ExtLink:
 
     Attributes:
         reach: where other workers find this one.
+        sources: where its worker looks for weights, in `wire.extension.SOURCES`' words.
     """
 
     extension = True
@@ -53,12 +54,14 @@ class ExtLink:
         index: int,
         version: Version,
         reach: Reach,
+        sources: Sequence[str] = (),
     ) -> None:
         self.stream = stream
         self.info = info
         self.index = index
         self.version = version
         self.reach = reach
+        self.sources = frozenset(sources)
         self._graphs: GraphMemory = LruGraphs()
         self._mirror = Mirror()
         self._sets: list[tuple[int, Part]] = []
@@ -119,13 +122,16 @@ class ExtLink:
         address, size = tensor.address() + offset, length(data)
         with self._lock:
             self._sequels.other()
-            if not (again and isinstance(data, bytes)):
+            if again and isinstance(data, bytes):
+                for start, end in self._mirror.write(address, size, data):
+                    part = data if end - start == size else data[start:end]
+                    self._set(address + start, part, end - start, wait_sent)
+            else:
                 self._mirror.forget(address, size)
                 self._set(address, data, size, wait_sent)
-                return
-            for start, end in self._mirror.write(address, size, data):
-                part = data if end - start == size else data[start:end]
-                self._set(address + start, part, end - start, wait_sent)
+        if wait_sent:
+            # others may post meanwhile
+            self.stream.drain()
 
     def _set(self, address: int, data: Part, size: int, wait_sent: bool) -> None:
         if size <= _SMALL_SET and not wait_sent:
@@ -137,7 +143,31 @@ class ExtLink:
         self._post_sets()
         row = EXT[Ext.SET]
         head = row.request.pack(address)
-        self.stream.post(row, [head, data], cork=not wait_sent, wait_sent=wait_sent)
+        self.stream.post(row, [head, data], cork=not wait_sent)
+
+    def bring(self, tensor: TensorRef, offset: int, data: Part) -> None:
+        row, address = EXT[Ext.SET], tensor.address() + offset
+        with self._lock:
+            self._mirror.forget(address, length(data))
+            self._post_sets()
+            self.stream.post(row, [row.request.pack(address), data])
+
+    def load(self, wanted: Sequence[tuple[int, int, bytes, str]]) -> Ticket:
+        """Ask the worker to put tensors that it has where they belong: (address, size, digest,
+        name) each, MAX_LOAD at most. The reply has one Source for each."""
+        row = EXT[Ext.LOAD]
+        entries = [
+            commands.LOAD_ENTRY.pack(address, size, digest, name.encode()[:64])
+            for address, size, digest, name in wanted
+        ]
+        ticket = Ticket(row.name, len(wanted), fatal=False)
+        self._post(row, [row.request.pack(len(wanted)), b"".join(entries)], ticket)
+        return ticket
+
+    def keep(self, tensor: TensorRef, size: int, digest: bytes) -> None:
+        """Tell the worker that a tensor is there whole, and may be kept for another time."""
+        row = EXT[Ext.KEEP]
+        self._post(row, [row.request.pack(tensor.address(), size, digest)], cork=True)
 
     def get_tensor(
         self, tensor: TensorRef, offset: int, size: int, target: memoryview | None

@@ -78,6 +78,7 @@ class DeviceLink(Protocol):
     index: int
     version: Version
     extension: bool
+    sources: frozenset[str]
 
     def alloc(self, size: int) -> RemoteAllocation:
         """A buffer; raises AllocationError when the device has no room."""
@@ -105,6 +106,9 @@ class DeviceLink(Protocol):
 
         `again`: the same place will be written with much the same bytes, in every step perhaps.
         """
+
+    def bring(self, tensor: TensorRef, offset: int, data: Part) -> None:
+        """Write a part of a weight. The data must stay as they are until `stream.drain` returns."""
 
     def get_tensor(
         self, tensor: TensorRef, offset: int, size: int, target: memoryview | None

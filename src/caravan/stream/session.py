@@ -240,7 +240,7 @@ def _open_devices(
     reach = Reach(endpoint, reply.peer_key, tuple(reply.peer_addresses), direct)
     for index, (wire, info) in enumerate(zip(wires, reply.devices, strict=True)):
         stream = _stream(endpoint, wire, name(index), watchdog, timeout)
-        links.append(ExtLink(stream, info, index, wire.version, reach))
+        links.append(ExtLink(stream, info, index, wire.version, reach, reply.sources))
     return links
 
 
