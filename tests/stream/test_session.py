@@ -38,7 +38,9 @@ DEVICES = [
     DeviceInfo("CUDA0", "a graphics card", 1, 0, 10, 20, 128, 1 << 30, True),
 ]
 KEY = "0123456789abcdef0123456789abcdef"
-GOOD = SessionReply(KEY, "0.1.0", "0.26.0", list(OPS), DEVICES, "f" * 32, ["127.0.0.1:1"], ["cache"])
+GOOD = SessionReply(
+    KEY, "0.1.0", "0.26.0", list(OPS), DEVICES, "f" * 32, ["127.0.0.1:1"], ["cache"]
+)
 ALONE = replace(GOOD, devices=DEVICES[:1])
 
 

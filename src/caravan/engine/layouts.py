@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from caravan.errors import AbiMismatch
+from caravan.models.formats import TYPE_SIZES
 
 SUPPORTED_APIS = (2, 3)
 
@@ -112,18 +113,10 @@ CGRAPH_AT = _offsets(CGRAPH)
 
 # block size and bytes by type number; block size 0: no such type
 
-_TYPES = {
-    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
-    9: (32, 36), 10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210),
-    15: (256, 292), 16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18),
-    21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8),
-    28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17),
-    40: (64, 36), 41: (128, 18), 42: (64, 18),
-}  # fmt: skip
 TYPE_COUNT = 43
 TYPE_BLOCK = np.zeros(TYPE_COUNT, np.int64)
 TYPE_BYTES = np.zeros(TYPE_COUNT, np.int64)
-for _number, (_block, _bytes) in _TYPES.items():
+for _number, (_block, _bytes) in TYPE_SIZES.items():
     TYPE_BLOCK[_number], TYPE_BYTES[_number] = _block, _bytes
 
 TYPE_NUMBERS = {

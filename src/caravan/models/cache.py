@@ -28,6 +28,11 @@ def models_dir() -> Path:
     return cache_dir() / "models"
 
 
+def digests_dir() -> Path:
+    """The directory of what is known about the content of model files: see `ledger`."""
+    return cache_dir() / "digests"
+
+
 def _platform_cache() -> Path:
     xdg = os.environ.get("XDG_CACHE_HOME")
     # The XDG rules say that a relative path is to be ignored.

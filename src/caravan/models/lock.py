@@ -6,6 +6,8 @@ Used around the filling of the cache. Knows nothing of what it protects.
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import os
 import sys
 import time
@@ -16,15 +18,19 @@ _POLL_SECONDS = 0.05
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock named by `path`, waiting for whoever has it. Raises OSError if it cannot exist.
+def locked(path: Path, seconds: float = math.inf) -> Iterator[None]:
+    """Hold the lock named by `path`, waiting for whoever has it.
 
+    Raises OSError if it cannot exist, TimeoutError (which is one) if it takes longer than that.
     The file stays behind: to remove it would let two holders lock two files of one name.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         # Polling instead of a blocking call keeps Ctrl-C working on every platform.
+        end = time.monotonic() + seconds
         while not _try_lock(handle):
+            if time.monotonic() > end:
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), str(path))
             time.sleep(_POLL_SECONDS)
         yield
     finally:

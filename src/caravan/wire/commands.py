@@ -136,9 +136,7 @@ STATS_REPLY = Layout(
     ),
     56,
 )
-LOAD_ENTRY = Layout(
-    (("address", "Q"), ("size", "Q"), ("digest", "32s"), ("name", "64s")), 112
-)
+LOAD_ENTRY = Layout((("address", "Q"), ("size", "Q"), ("digest", "32s"), ("name", "64s")), 112)
 SET_ENTRY = Layout((("address", "Q"), ("size", "Q")), 16)
 PARCEL = Layout(
     (("route", "I"), ("dtype", "I"), ("ticket", "Q"), ("address", "Q"), ("size", "Q")), 32
@@ -318,9 +316,7 @@ EXT: dict[int, Command] = {
             reply_tail=True,
             aside=True,
         ),
-        Command(
-            Ext.KEEP, "KEEP", Layout((("address", "Q"), ("size", "Q"), ("digest", "32s")), 48)
-        ),
+        Command(Ext.KEEP, "KEEP", Layout((("address", "Q"), ("size", "Q"), ("digest", "32s")), 48)),
     )
 }
 

@@ -1,0 +1,92 @@
+"""`Ledger`: the tensors of one GGUF file, with the digests of their content as far as known.
+
+A digest is computed once for a file: a sidecar in the cache keeps it until the file's size, mtime
+or inode is another. Whoever loads opens a ledger, asks for digests, notes those it had to compute,
+and saves. Nothing here reads a weight.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from caravan.errors import ModelError
+from caravan.models import sidecar
+from caravan.models.cache import digests_dir
+from caravan.models.digest import DIGEST_SIZE
+from caravan.models.sidecar import Content, Stamp
+from caravan.models.tensors import Span, check_whole, open_gguf, parse_header
+
+
+class Ledger:
+    """The tensors of one GGUF file, with the digests of their content as far as they are known.
+
+    Attributes:
+        path: the file, as it was given.
+        tensors: where each one's data lie in it.
+    """
+
+    def __init__(self, path: Path, kept: Path, stamp: Stamp, device: int, content: Content) -> None:
+        """Use `open`."""
+        self.path = path
+        self.tensors: dict[str, Span] = content.tensors
+        self._digests = content.digests
+        self._kept = kept
+        self._stamp = stamp
+        self._device = device
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def open(path: Path, directory: Path | None = None) -> Ledger:
+        """The ledger of a GGUF file; its header is read unless a sidecar in `directory`
+        (`digests_dir()`) knows the file as it is.
+
+        Raises ModelError: it cannot be read, is no GGUF file, is damaged or is cut off.
+        """
+        with open_gguf(path) as file:
+            status = os.fstat(file.fileno())
+            real = os.path.realpath(path)
+            stamp = Stamp(real, status.st_size, status.st_mtime_ns, status.st_ino)
+            kept = sidecar.sidecar_path(directory or digests_dir(), real)
+            content = sidecar.read(kept, stamp)
+            if content is None:
+                header = parse_header(file.fileno(), path)
+                check_whole(header, status.st_size, path)
+                content = Content(header.tensors, {})
+        return Ledger(path, kept, stamp, status.st_dev, content)
+
+    def __repr__(self) -> str:
+        return f"<Ledger {self.path.name}: {len(self._digests)} of {len(self.tensors)} digests>"
+
+    def digest(self, name: str) -> bytes | None:
+        """The digest of a tensor's content, 32 bytes; None if it is not known yet."""
+        return self._digests.get(name)
+
+    def note(self, name: str, digest: bytes) -> None:
+        """Remember a digest; any thread may. Raises ModelError for a tensor that is not here."""
+        if name not in self.tensors or len(digest) != DIGEST_SIZE:
+            raise ModelError(f"{self.path}: no digest of {name!r} has {len(digest)} bytes")
+        with self._lock:
+            self._digests[name] = digest
+
+    def current(self) -> bool:
+        """Whether the path still leads to the file that was opened, unchanged."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return False
+        found = (status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
+        return found == (*self._stamp[1:], self._device)
+
+    def save(self) -> bool:
+        """Write the sidecar, whole or not at all, with what other processes saved since `open`.
+
+        False, never an error, where it cannot be written, or if the file is no longer the one that
+        was opened: nobody could say what the digests are of.
+        """
+        if not self.current():
+            return False
+        with self._lock:
+            content = Content(self.tensors, dict(self._digests))
+        return sidecar.write(self._kept, self._stamp, content)
