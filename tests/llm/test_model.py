@@ -130,7 +130,7 @@ class _Refuses:
     def __getattr__(self, name):
         return getattr(self._real, name)
 
-    def model_load_from_file(self, path, params):
+    def model_load_from_splits(self, paths, count, params):
         self._device.allocation_error = AllocationError("RPC0 has no room for 5 GiB")
         return None
 

@@ -11,6 +11,7 @@ import click
 
 from caravan.cli.download import model_path
 from caravan.cli.endpoints import device_list, endpoints
+from caravan.cli.loading import shown_loading
 from caravan.cli.main import dashed
 from caravan.cli.seconds import Seconds
 from caravan.cli.trace import traced
@@ -197,6 +198,7 @@ _MIB = 1 << 20
     help="Write a timeline of all devices, for Chrome's tracing or ui.perfetto.dev.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="The engine's log on stderr.")
+@click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
 def command(**options: Any) -> None:
     """Complete a text with a model, on workers or on this machine alone."""
     prompt = _prompt(options["prompt"], options["file"])
@@ -212,8 +214,10 @@ def command(**options: Any) -> None:
             text.end_line()
             raise
         # stdout gets the text and nothing else; where both go to one screen, a new line begins
-        click.echo(err=not sys.stdout.isatty())
-        click.echo(_told(report), err=True)
+        if sys.stdout.isatty() or not options["quiet"]:
+            click.echo(err=not sys.stdout.isatty())
+        if not options["quiet"]:
+            click.echo(_told(report), err=True)
 
 
 def _run(
@@ -240,13 +244,14 @@ def _run(
         wire_dtype=options["wire_dtype"],
         poll=options["poll"],
     )
-    with open_devices(wanted, names) as devices:
+    with open_devices(wanted, names) as devices, shown_loading(options["quiet"]) as on_load:
         return complete(
             str(path),
             prompt,
             max_tokens=options["predict"],
             devices=devices,
             on_text=on_text,
+            on_load=on_load,
             **params,
         )
 

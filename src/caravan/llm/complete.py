@@ -12,6 +12,7 @@ from caravan.errors import UsageError
 from caravan.llm.context import Context
 from caravan.llm.devices import EngineDevice, cpu
 from caravan.llm.generation import GenerationStats, generate
+from caravan.llm.loader import OnLoad
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.placement import CPU
@@ -57,6 +58,7 @@ def complete(
     sampling: SamplingParams | None = None,
     on_text: Callable[[str], None],
     on_progress: Callable[[float], bool] | None = None,
+    on_load: OnLoad | None = None,
 ) -> Report:
     """Load `path` on `devices`, continue `prompt` and give each piece of text to `on_text`.
 
@@ -65,7 +67,7 @@ def complete(
     is smaller than the prompt.
     """
     stats = GenerationStats()
-    with Model(path, model_params, devices=devices, progress=on_progress) as model:
+    with Model(path, model_params, devices=devices, progress=on_progress, on_load=on_load) as model:
         tokens = model.tokenize(prompt)
         params = _sized(context_params or ContextParams(), len(tokens), max_tokens, model)
         with Context(model, params) as context:

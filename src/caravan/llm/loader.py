@@ -54,6 +54,8 @@ class Loader:
         self._on_load = on_load
         self._loading: Loading | None = None
         self._skeleton: Skeleton | None = None
+        self._unmapped = False
+        self._names: dict[str, str] = {}
         self._callback = ProgressCallback(self._step)
 
     def load(self, paths: Sequence[Path], params: ModelParams, c_params: Any) -> int:
@@ -71,10 +73,12 @@ class Loader:
             handle = 0
             if skeleton.available():
                 self._skeleton = stack.enter_context(Skeleton(files.headers()))
-                handle = self._load_apart(files, remote, self._skeleton.names, c_params)
-                if self._skeleton.laid or self.error or self.stopped or interrupt.pending():
+                names = self._skeleton.names
+                self._names = {n.decode(): str(p) for n, p in zip(names, paths, strict=True)}
+                handle = self._load_apart(files, remote, names, c_params)
+                if not self._unmapped:
                     return handle
-                # what it would not map, or refused, it gets as it is
+                # what it does not map, it gets as it is
                 self._skeleton = None
                 files = WeightFiles(paths)
             return self._load_apart(files, remote, [os.fsencode(p) for p in paths], c_params)
@@ -83,6 +87,12 @@ class Loader:
         """A load in which nothing is brought."""
         c_params.progress_callback = self._callback
         return call()
+
+    def in_words(self, text: str) -> str:
+        """What the engine says, with the files' names instead of those that it was given."""
+        for name, path in self._names.items():
+            text = text.replace(name, path)
+        return text
 
     def _load_apart(
         self, files: WeightFiles, remote: list[RemoteDevice], names: list[bytes], c_params: Any
@@ -109,6 +119,7 @@ class Loader:
         """The engine's progress callback."""
         try:
             if self._skeleton is not None and not self._skeleton.lay():
+                self._unmapped = True
                 return False
             return self._go_on(fraction)
         except BaseException as exc:  # nothing may cross C; raised again after the call

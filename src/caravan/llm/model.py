@@ -31,6 +31,7 @@ from caravan.models.header import require_gguf
 if TYPE_CHECKING:
     from caravan.llm.context import Context
 
+
 class Model:
     """A loaded model. Use it as a context manager, or `close` it.
 
@@ -119,7 +120,8 @@ class Model:
         if not handle or loader.stopped:
             cause = refusals.cause()
             stopped = loader.stopped and "loading was stopped"
-            why = cause or stopped or f"the engine cannot load it: {reason('no reason given')}"
+            said = loader.in_words(reason("no reason given"))
+            why = cause or stopped or f"the engine cannot load it: {said}"
             raise ModelError(f"{self.path}: {why}") from cause
         return handle
 

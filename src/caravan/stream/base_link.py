@@ -97,9 +97,11 @@ class BaseLink:
         head = row.request.pack(tensor.base_record(), 0, offset)
         self.stream.post(row, [head, data], cork=not wait_sent, wait_sent=wait_sent)
 
-    def bring(self, tensor: TensorRef, offset: int, data: Part) -> None:
+    def bring(self, tensor: TensorRef, offset: int, data: Part) -> Ticket:
         row = self._table[Base.SET_TENSOR]
-        self.stream.post(row, [row.request.pack(tensor.base_record(), 0, offset), data])
+        with self._lock:
+            self.stream.post(row, [row.request.pack(tensor.base_record(), 0, offset), data])
+            return self._fence(row.name)
 
     def get_tensor(
         self, tensor: TensorRef, offset: int, size: int, target: memoryview | None
@@ -163,14 +165,16 @@ class BaseLink:
                 # also for uid 0: a version 7 server has replaced the graph that it kept
                 if graph.uid or not eight:
                     self.graphs.add(graph.uid, frozenset())
-        self._fence()
+        self._fence("GRAPH_COMPUTE")
 
-    def _fence(self) -> None:
-        """Ask something small after a graph: its answer is this peer's only sign of progress."""
+    def _fence(self, name: str) -> Ticket:
+        """Ask something small after a graph or a weight: its answer is this peer's only sign of
+        progress. `name`: what is really waited for."""
         row = self._table[Base.GET_ALIGNMENT]
         assert row.reply is not None
-        ticket = Ticket("GRAPH_COMPUTE", row.reply.size)
+        ticket = Ticket(name, row.reply.size)
         self.stream.post(row, [row.request.pack(self.index)], ticket)
+        return ticket
 
     def memory(self) -> tuple[int, int]:
         free, total = self._ask(Base.GET_DEVICE_MEMORY, self.index)

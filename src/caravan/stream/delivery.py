@@ -1,16 +1,19 @@
 """`Delivery`: brings a model's weights to one device, each the shortest way that there is.
 
 The worker is asked for those whose digest is known; what it does not have is read from the file and
-sent, a piece at a time, by a thread of the device's own: so all devices are filled at once, and no
-more than a piece is in flight beside what the socket holds. Knows nothing of files or the engine.
+sent, a piece at a time, by a thread of the device's own: so all devices are filled at once. The
+bytes in flight are bounded by what the link carries in a second, wherever they are: in sockets, in
+relays, or with the worker. Knows nothing of files or the engine.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from caravan.errors import CaravanError
 from caravan.stream.ext_link import ExtLink
@@ -19,7 +22,14 @@ from caravan.stream.ticket import Ticket
 from caravan.wire.extension import MAX_LOAD, Source
 
 # Bytes of one write.
-PIECE = 4 << 20
+PIECE = 1 << 20
+# Bytes that have been sent and have not arrived: at the start, at least, and at most. A question of
+# the watchdog waits behind them, so they must not take as long as its timeout.
+_WINDOW = 8 << 20
+_LEAST_WINDOW = 2 << 20
+_MOST_WINDOW = 64 << 20
+_SECONDS = 1.0
+_PERIOD = 0.25
 # A question is about so many bytes at most, if not about one tensor: answers tell of progress.
 _QUESTION = 64 << 20
 _MOST_ASKED = 4
@@ -84,6 +94,7 @@ class Delivery:
         self._asked = 0
         self._to_send: deque[tuple[Weight, bytes | None]] = deque()
         self._backlog = 0
+        self._window = Window()
         self._expecting = True
         self._news = threading.Condition()
         self._thread = threading.Thread(
@@ -157,7 +168,7 @@ class Delivery:
         try:
             while self._step(piece):
                 pass
-            # what announces that tensors may be kept is in no hurry, but must leave
+            # that tensors may be kept is in no hurry, but must be said
             self.link.stream.flush()
         except BaseException as exc:
             self._end(exc)
@@ -171,7 +182,7 @@ class Delivery:
                 return False
             question = self._next_question()
             parcel = self._to_send.popleft() if self._to_send else None
-            if not question and parcel is None and not self._asked:
+            if not question and parcel is None and not (self._asked or self._window.used):
                 return self._expecting
             if question:
                 ticket = self._post(question)
@@ -187,7 +198,7 @@ class Delivery:
             return True
         if self._questions and self._asked < _MOST_ASKED:
             return True
-        return not (self._expecting or self._questions or self._asked)
+        return not (self._expecting or self._questions or self._asked or self._window.used)
 
     def _next_question(self) -> list[tuple[Weight, bytes]]:
         question: list[tuple[Weight, bytes]] = []
@@ -229,21 +240,68 @@ class Delivery:
             data = piece[: min(PIECE, weight.size - offset)]
             self._read(weight, offset, data)
             with self._news:
+                self._news.wait_for(self._may_send)
                 if self.error is not None:
                     return
-                self.link.bring(weight.target, offset, data)
-            self.link.stream.drain()
-            if self.link.stream.ended:
-                raise self.link.stream.failure or CaravanError("the stream has ended")
-            with self._news:
-                self.brought.network += len(data)
+                self._window.sent(len(data))
+                ticket = self.link.bring(weight.target, offset, data)
                 self._backlog -= len(data)
-            self._changed()
+            ticket.on_done(_Once(partial(self._arrived, len(data), ticket)))
+            self.link.stream.drain()
         if digest is not None and "cache" in self.link.sources:
             assert isinstance(self.link, ExtLink)
             with self._news:
                 if self.error is None:
                     self.link.keep(weight.target, weight.size, digest)
+
+    def _may_send(self) -> bool:
+        return self.error is not None or not self._window.full
+
+    def _arrived(self, size: int, ticket: Ticket) -> None:
+        """On the receiver's thread."""
+        with self._news:
+            self._window.arrived(size)
+            if ticket.error is None:
+                self.brought.network += size
+            elif self.error is None:
+                self.error = ticket.error
+            self._news.notify()
+        self._changed()
+
+
+class Window:
+    """How many bytes may be in flight: what arrives in about a second.
+
+    Attributes:
+        used: bytes that have been sent and have not arrived.
+        size: bytes that may be.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.used = 0
+        self.size = _WINDOW
+        self._since = 0.0
+        self._count = 0
+
+    @property
+    def full(self) -> bool:
+        return self.used >= self.size
+
+    def sent(self, size: int) -> None:
+        if not self.used:
+            # what was idle tells nothing of the link
+            self._since, self._count = self._clock(), 0
+        self.used += size
+
+    def arrived(self, size: int) -> None:
+        self.used -= size
+        self._count += size
+        seconds = self._clock() - self._since
+        if seconds >= _PERIOD:
+            rate = self._count / seconds
+            self.size = int(min(max(rate * _SECONDS, _LEAST_WINDOW), _MOST_WINDOW))
+            self._since, self._count = self._clock(), 0
 
 
 class _Once:

@@ -145,12 +145,15 @@ class ExtLink:
         head = row.request.pack(address)
         self.stream.post(row, [head, data], cork=not wait_sent)
 
-    def bring(self, tensor: TensorRef, offset: int, data: Part) -> None:
+    def bring(self, tensor: TensorRef, offset: int, data: Part) -> Ticket:
         row, address = EXT[Ext.SET], tensor.address() + offset
+        ticket = Ticket(EXT[Ext.FENCE].name, 0)
         with self._lock:
             self._mirror.forget(address, length(data))
             self._post_sets()
             self.stream.post(row, [row.request.pack(address), data])
+            self.stream.post(EXT[Ext.FENCE], [], ticket)
+        return ticket
 
     def load(self, wanted: Sequence[tuple[int, int, bytes, str]]) -> Ticket:
         """Ask the worker to put tensors that it has where they belong: (address, size, digest,

@@ -107,8 +107,11 @@ class DeviceLink(Protocol):
         `again`: the same place will be written with much the same bytes, in every step perhaps.
         """
 
-    def bring(self, tensor: TensorRef, offset: int, data: Part) -> None:
-        """Write a part of a weight. The data must stay as they are until `stream.drain` returns."""
+    def bring(self, tensor: TensorRef, offset: int, data: Part) -> Ticket:
+        """Write a part of a weight; the ticket is done when it has arrived.
+
+        The data must stay as they are until `stream.drain` has returned.
+        """
 
     def get_tensor(
         self, tensor: TensorRef, offset: int, size: int, target: memoryview | None

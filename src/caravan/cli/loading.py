@@ -1,0 +1,129 @@
+"""How far the loading of a model is, for people: a bar for each worker's device on stderr.
+
+On a terminal bars, elsewhere a line every few seconds; nothing for a load that is over at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from caravan.llm.loading import DeviceLoad
+
+    OnLoad = Callable[[Sequence[DeviceLoad]], None]
+
+# A load that is shorter shows nothing; rich itself takes 0.1 s to be imported.
+_PATIENCE_SECONDS = 0.5
+_LINE_SECONDS = 5.0
+_MB = 1e6
+
+
+@contextlib.contextmanager
+def shown_loading(quiet: bool = False) -> Iterator[OnLoad | None]:
+    """What to give a `Model` as its `on_load`; None if nothing is to be shown."""
+    if quiet:
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        shown: OnLoad = _Bars(stack) if sys.stderr.isatty() else _Lines()
+        yield shown
+
+
+def source(load: DeviceLoad) -> str:
+    """Where a device's weights come from, such as `cache` or `cache+network`; empty so far."""
+    parts = {"disk": load.disk, "cache": load.cache, "network": load.network}
+    return "+".join(name for name, size in parts.items() if size)
+
+
+class _Lines:
+    """For logs."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begin = self._last = clock()
+        self._told = False
+
+    def __call__(self, loads: Sequence[DeviceLoad]) -> None:
+        now = self._clock()
+        over = all(load.done == load.total for load in loads)
+        # the last line only where there was another one, and once
+        due = now - self._last >= _LINE_SECONDS or (over and self._told)
+        if not due:
+            return
+        self._last = now
+        self._told = not over
+        for load in loads:
+            if load.total:
+                print(_line(load, now - self._begin), file=sys.stderr, flush=True)
+
+
+def _line(load: DeviceLoad, seconds: float) -> str:
+    done, total = load.done / _MB, load.total / _MB
+    speed = done / seconds if seconds > 0 else 0.0
+    text = f"caravan: loading {load.name}: {done:.0f} of {total:.0f} MB"
+    if not load.done:
+        return text
+    text += f" from {source(load)}, {speed:.0f} MB/s"
+    if done < total:
+        text += f", {_duration((total - done) / speed)} left"
+    return text
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+class _Bars:
+    """For a terminal."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._begin = time.monotonic()
+        self._bars: Any = None
+        self._tasks: dict[str, Any] = {}
+
+    def __call__(self, loads: Sequence[DeviceLoad]) -> None:
+        if self._bars is None:
+            over = all(load.done == load.total for load in loads)
+            if over or time.monotonic() - self._begin < _PATIENCE_SECONDS:
+                return
+            self._bars = self._stack.enter_context(_new_bars())
+        for load in loads:
+            if not load.total:
+                continue
+            if load.name not in self._tasks:
+                self._tasks[load.name] = self._bars.add_task(load.name, source="", total=load.total)
+            self._bars.update(
+                self._tasks[load.name], total=load.total, completed=load.done, source=source(load)
+            )
+
+
+def _new_bars() -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    # what fits into 80 columns with the longest of sources
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=14),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TextColumn("{task.fields[source]}"),
+        TimeRemainingColumn(compact=True),
+        console=Console(stderr=True),
+    )
