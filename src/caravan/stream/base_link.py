@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from caravan import interrupt
 from caravan.errors import AllocationError, DeviceError
@@ -102,6 +102,12 @@ class BaseLink:
         with self._lock:
             self.stream.post(row, [row.request.pack(tensor.base_record(), 0, offset), data])
             return self._fence(row.name)
+
+    def load(self, wanted: Sequence[tuple[int, int, bytes, str]]) -> Ticket:
+        raise NotImplementedError("a llama.cpp server has no sources")
+
+    def keep(self, tensor: TensorRef, size: int, digest: bytes) -> None:
+        raise NotImplementedError("a llama.cpp server has no sources")
 
     def get_tensor(
         self, tensor: TensorRef, offset: int, size: int, target: memoryview | None

@@ -8,15 +8,16 @@ relays, or with the worker. Knows nothing of files or the engine.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 
 from caravan.errors import CaravanError
-from caravan.stream.ext_link import ExtLink
 from caravan.stream.link import DeviceLink, TensorRef
 from caravan.stream.ticket import Ticket
 from caravan.wire.extension import MAX_LOAD, Source
@@ -71,7 +72,7 @@ class Brought:
 
 
 class Delivery:
-    """See the module. Its methods may be called on any thread; none of them waits.
+    """See the module. Its methods may be called on any thread; none of them waits for a peer.
 
     Args:
         link: of the device.
@@ -82,21 +83,27 @@ class Delivery:
         link: as given.
         brought: what has been done so far.
         error: why it has ended before its time.
+        done: whether it has ended, well or not.
     """
 
     def __init__(self, link: DeviceLink, read: Read, changed: Callable[[], None]) -> None:
         self.link = link
         self.brought = Brought()
         self.error: BaseException | None = None
+        self.done = False
         self._read = read
         self._changed = changed
+        # what others have to say; a receiver that holds its stream's lock must not wait here
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        # held while something is posted, so that nothing is after `cancel`
+        self._posting = threading.Lock()
         self._questions: deque[tuple[Weight, bytes]] = deque()
         self._asked = 0
         self._to_send: deque[tuple[Weight, bytes | None]] = deque()
-        self._backlog = 0
+        self._offset = 0  # of the first one of these
         self._window = Window()
         self._expecting = True
-        self._news = threading.Condition()
+        self._backlog = 0
         self._thread = threading.Thread(
             target=self._run, name=f"caravan-weights {link.stream.device}", daemon=True
         )
@@ -116,156 +123,151 @@ class Delivery:
         """Bytes that wait to be sent."""
         return self._backlog
 
-    @property
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return not self._thread.is_alive()
-
     def expect(self, weight: Weight) -> None:
-        """It will be asked for, or sent, before `seal`."""
-        with self._news:
-            self.brought.total += weight.size
+        """It will be asked for, or sent, before `seal`. On one thread only."""
+        self.brought.total += weight.size
 
     def ask(self, weight: Weight, digest: bytes) -> None:
         """Let the worker find it; it is sent if that cannot."""
-        with self._news:
-            self._questions.append((weight, digest))
-            self._news.notify()
+        self._inbox.put(lambda: self._questions.append((weight, digest)))
 
-    def send(self, weight: Weight, digest: bytes | None = None) -> None:
-        """Send it, with nothing asked; with a digest the worker may keep it."""
-        with self._news:
-            self._to_send.append((weight, digest))
-            self._backlog += weight.size
-            self._news.notify()
+    def send(self, weight: Weight) -> None:
+        """Send it, with nothing asked."""
+        self._inbox.put(lambda: self._enqueue(weight, None))
 
     def seal(self) -> None:
         """Nothing more will come: it ends when all has been brought."""
-        with self._news:
-            self._expecting = False
-            self._news.notify()
+        self._inbox.put(self._seal)
 
     def cancel(self) -> None:
-        """End with the piece that is being sent; what has not been brought never will be."""
-        self._end(CaravanError("loading was stopped"))
-
-    # what was posted before `cancel` is all that ever will be: the memory there may be freed then
+        """Post nothing more from here on: the memory that weights were to go to may be freed."""
+        with self._posting:
+            self.error = self.error or CaravanError("loading was stopped")
+        self._inbox.put(lambda: None)
 
     def join(self) -> None:
         """Wait until its thread has ended: for a piece, once it was cancelled."""
         self._thread.join()
-
-    def _end(self, error: BaseException) -> None:
-        with self._news:
-            if self.error is None:
-                self.error = error
-            self._news.notify()
 
     # the thread
 
     def _run(self) -> None:
         piece = memoryview(bytearray(PIECE))
         try:
-            while self._step(piece):
-                pass
+            while self._listen():
+                self._ask_more()
+                if self._to_send and not self._window.full:
+                    self._send_piece(piece)
             # that tensors may be kept is in no hurry, but must be said
             self.link.stream.flush()
         except BaseException as exc:
-            self._end(exc)
+            self.error = self.error or exc
+        self.done = True
         self._changed()
 
-    def _step(self, piece: memoryview) -> bool:
-        """Ask what can be asked, and send one weight; False at the end."""
-        with self._news:
-            self._news.wait_for(self._due)
-            if self.error is not None:
-                return False
-            question = self._next_question()
-            parcel = self._to_send.popleft() if self._to_send else None
-            if not question and parcel is None and not (self._asked or self._window.used):
-                return self._expecting
-            if question:
-                ticket = self._post(question)
-        if question:
-            # not under the lock: if it has failed already, this is answered here
-            ticket.on_done(_Once(lambda: self._answered(question, ticket)))
-        if parcel is not None:
-            self._send(*parcel, piece)
-        return True
+    def _listen(self) -> bool:
+        """Hear all that others have to say, and wait for it if there is nothing to do; False at
+        the end."""
+        while True:
+            try:
+                self._inbox.get(block=not self._can_work())()
+            except Empty:
+                return self.error is None and not self._over()
 
-    def _due(self) -> bool:
-        if self.error is not None or self._to_send:
-            return True
-        if self._questions and self._asked < _MOST_ASKED:
-            return True
-        return not (self._expecting or self._questions or self._asked or self._window.used)
+    def _can_work(self) -> bool:
+        return (
+            self.error is not None
+            or self._over()
+            or bool(self._to_send and not self._window.full)
+            or bool(self._questions and self._asked < _MOST_ASKED)
+        )
+
+    def _over(self) -> bool:
+        open_ends = self._questions or self._asked or self._to_send or self._window.used
+        return not (self._expecting or open_ends)
+
+    def _seal(self) -> None:
+        self._expecting = False
+
+    def _enqueue(self, weight: Weight, digest: bytes | None) -> None:
+        self._to_send.append((weight, digest))
+        self._backlog += weight.size
+
+    def _ask_more(self) -> None:
+        while self._questions and self._asked < _MOST_ASKED:
+            question = self._next_question()
+            with self._posting:
+                if self.error is not None:
+                    return
+                ticket = self.link.load(
+                    [(w.target.address(), w.size, digest, w.name) for w, digest in question]
+                )
+            self._asked += 1
+            self._hear(ticket, partial(self._answered, question, ticket))
 
     def _next_question(self) -> list[tuple[Weight, bytes]]:
         question: list[tuple[Weight, bytes]] = []
-        if self._asked >= _MOST_ASKED:
-            return question
         size = 0
         while self._questions and len(question) < MAX_LOAD:
             size += self._questions[0][0].size
             if question and size > _QUESTION:
                 break
             question.append(self._questions.popleft())
-        self._asked += bool(question)
         return question
 
-    def _post(self, question: list[tuple[Weight, bytes]]) -> Ticket:
-        assert isinstance(self.link, ExtLink)
-        return self.link.load(
-            [(w.target.address(), w.size, digest, w.name) for w, digest in question]
-        )
+    def _hear(self, ticket: Ticket, call: Callable[[], None]) -> None:
+        """Have `call` made on this thread once the ticket is done; a ticket may tell that twice."""
+        calls = [call]
+
+        def done() -> None:
+            with contextlib.suppress(IndexError):
+                self._inbox.put(calls.pop())
+
+        ticket.on_done(done)
 
     def _answered(self, question: list[tuple[Weight, bytes]], ticket: Ticket) -> None:
-        """On the receiver's thread."""
+        self._asked -= 1
+        # a worker that cannot say, for whatever reason, gets what it was asked for
         answers = bytes(ticket.data) if ticket.error is None else bytes(len(question))
-        with self._news:
-            self._asked -= 1
-            for (weight, digest), source in zip(question, answers, strict=True):
-                if source == Source.DISK:
-                    self.brought.disk += weight.size
-                elif source == Source.CACHE:
-                    self.brought.cache += weight.size
-                else:
-                    self._to_send.append((weight, digest))
-                    self._backlog += weight.size
-            self._news.notify()
+        for (weight, digest), source in zip(question, answers, strict=True):
+            if source == Source.DISK:
+                self.brought.disk += weight.size
+            elif source == Source.CACHE:
+                self.brought.cache += weight.size
+            else:
+                self._enqueue(weight, digest)
         self._changed()
 
-    def _send(self, weight: Weight, digest: bytes | None, piece: memoryview) -> None:
-        for offset in range(0, weight.size, PIECE):
-            data = piece[: min(PIECE, weight.size - offset)]
-            self._read(weight, offset, data)
-            with self._news:
-                self._news.wait_for(self._may_send)
-                if self.error is not None:
-                    return
-                self._window.sent(len(data))
-                ticket = self.link.bring(weight.target, offset, data)
-                self._backlog -= len(data)
-            ticket.on_done(_Once(partial(self._arrived, len(data), ticket)))
-            self.link.stream.drain()
+    def _send_piece(self, piece: memoryview) -> None:
+        weight, _ = self._to_send[0]
+        data = piece[: min(PIECE, weight.size - self._offset)]
+        self._read(weight, self._offset, data)
+        with self._posting:
+            if self.error is not None:
+                return
+            ticket = self.link.bring(weight.target, self._offset, data)
+        self._window.sent(len(data))
+        self._backlog -= len(data)
+        self._hear(ticket, partial(self._arrived, len(data), ticket))
+        self.link.stream.drain()
+        self._offset += len(data)
+        if self._offset == weight.size:
+            self._finish(*self._to_send.popleft())
+
+    def _finish(self, weight: Weight, digest: bytes | None) -> None:
+        """A weight has been sent whole."""
+        self._offset = 0
         if digest is not None and "cache" in self.link.sources:
-            assert isinstance(self.link, ExtLink)
-            with self._news:
+            with self._posting:
                 if self.error is None:
                     self.link.keep(weight.target, weight.size, digest)
 
-    def _may_send(self) -> bool:
-        return self.error is not None or not self._window.full
-
     def _arrived(self, size: int, ticket: Ticket) -> None:
-        """On the receiver's thread."""
-        with self._news:
-            self._window.arrived(size)
-            if ticket.error is None:
-                self.brought.network += size
-            elif self.error is None:
-                self.error = ticket.error
-            self._news.notify()
+        self._window.arrived(size)
+        if ticket.error is None:
+            self.brought.network += size
+        else:
+            self.error = self.error or ticket.error
         self._changed()
 
 
@@ -302,14 +304,3 @@ class Window:
             rate = self._count / seconds
             self.size = int(min(max(rate * _SECONDS, _LEAST_WINDOW), _MOST_WINDOW))
             self._since, self._count = self._clock(), 0
-
-
-class _Once:
-    """A call that may be wanted twice."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._calls = [call]
-
-    def __call__(self) -> None:
-        if self._calls:
-            self._calls.pop()()

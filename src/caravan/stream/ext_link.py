@@ -156,8 +156,6 @@ class ExtLink:
         return ticket
 
     def load(self, wanted: Sequence[tuple[int, int, bytes, str]]) -> Ticket:
-        """Ask the worker to put tensors that it has where they belong: (address, size, digest,
-        name) each, MAX_LOAD at most. The reply has one Source for each."""
         row = EXT[Ext.LOAD]
         entries = [
             commands.LOAD_ENTRY.pack(address, size, digest, name.encode()[:64])
@@ -168,7 +166,6 @@ class ExtLink:
         return ticket
 
     def keep(self, tensor: TensorRef, size: int, digest: bytes) -> None:
-        """Tell the worker that a tensor is there whole, and may be kept for another time."""
         row = EXT[Ext.KEEP]
         self._post(row, [row.request.pack(tensor.address(), size, digest)], cork=True)
 

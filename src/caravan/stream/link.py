@@ -6,6 +6,7 @@ ggml-rpc's. Nothing waits, except `alloc`, `alloc_size` and `memory`, which ask 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from caravan.errors import DeviceError
@@ -112,6 +113,15 @@ class DeviceLink(Protocol):
 
         The data must stay as they are until `stream.drain` has returned.
         """
+
+    def load(self, wanted: Sequence[tuple[int, int, bytes, str]]) -> Ticket:
+        """Ask the worker to put tensors that it has where they belong: (address, size, digest,
+        name) each, MAX_LOAD at most. The reply has one Source for each. Only where there are
+        `sources`."""
+
+    def keep(self, tensor: TensorRef, size: int, digest: bytes) -> None:
+        """Tell the worker that a tensor is there whole, and may be kept for another time. Only
+        where `cache` is among the `sources`."""
 
     def get_tensor(
         self, tensor: TensorRef, offset: int, size: int, target: memoryview | None
