@@ -265,19 +265,21 @@ def _seconds(pid: int) -> float:
 
 def test_a_worker_on_a_taken_port():
     with peer(None) as endpoint:
-        done = caravan("worker", "-p", endpoint.rpartition(":")[2])
+        done = caravan("worker", "--no-cache", "-p", endpoint.rpartition(":")[2])
     assert_one_line(done, "in use")
 
 
 def test_a_worker_with_an_unknown_device():
-    assert_one_line(caravan("worker", "-p", "0", "-d", "CUDA7"), "CUDA7")
+    assert_one_line(caravan("worker", "--no-cache", "-p", "0", "-d", "CUDA7"), "CUDA7")
 
 
 def test_a_worker_on_an_unknown_host_is_not_warned_of_it():
-    assert_one_line(caravan("worker", "-p", "0", "-H", "nosuch.invalid"), "unknown host")
+    assert_one_line(
+        caravan("worker", "--no-cache", "-p", "0", "-H", "nosuch.invalid"), "unknown host"
+    )
 
 
 def test_a_worker_without_room_for_its_words():
     with open("/dev/full", "w") as full:
-        done = caravan("worker", "-p", "0", stdout=full)
+        done = caravan("worker", "--no-cache", "-p", "0", stdout=full)
     assert_one_line(done, "No space left")

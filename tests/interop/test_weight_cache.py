@@ -94,10 +94,8 @@ def one_engine(folder) -> Iterator[None]:
 
 
 @pytest.fixture
-def directory(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path))
-    (tmp_path / "rpc").mkdir()
-    return tmp_path / "rpc"
+def directory(tmp_path) -> Path:
+    return tmp_path
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +106,7 @@ def plain(one_engine, folder, smollm2) -> tuple[str, int]:
 
 
 def ours(directory: Path) -> AbstractContextManager[Server]:
-    return Worker("CPU:1", options=("--cache",))
+    return Worker("CPU:1", options=("--cache", str(directory)))
 
 
 def theirs(directory: Path) -> AbstractContextManager[Server]:

@@ -241,7 +241,7 @@ def test_llama_cpps_own_protocol_works_on_it(simulating):
 
 
 def test_the_start_up_lines_say_how_fast_it_is():
-    command = [sys.executable, "-m", "caravan", "worker", "-p", "0", "-d"]
+    command = [sys.executable, "-m", "caravan", "worker", "--no-cache", "-p", "0", "-d"]
     process = subprocess.Popen(
         [*command, "sim:GFLOPS=100,GBPS=50,GIB=2"], stdout=subprocess.PIPE, text=True
     )

@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from caravan.errors import RemoteError, WorkerStartError
+from caravan.errors import RemoteError
 from caravan.wire.commands import BASE_8, Base
 from caravan.wire.fnv import fnv1a_64
 from caravan.worker.base_channel import BaseChannel
 from caravan.worker.base_handlers import set_tensor_cached
 from caravan.worker.local import Worker
+from caravan.worker.store import Store
 from caravan.worker.weights import Weights
 from leaks import running
 from wired import PATIENCE, wait_until
@@ -37,14 +38,15 @@ COMMAND = [sys.executable, "-m", "caravan", "worker"]
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch) -> Path:
-    """Of the workers that are started with --cache."""
-    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "rpc"
+    """Of the workers that are started with a cache; it is none of the environment's."""
+    monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path / "caravan"))
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture
 def cached(directory) -> Iterator[Worker]:
-    with Worker("CPU:1,CPU:1", options=("--cache",)) as worker:
+    with Worker("CPU:1,CPU:1", options=("--cache", str(directory))) as worker:
         yield worker
 
 
@@ -93,7 +95,7 @@ def test_what_one_client_sets_another_gets_by_its_hash(cached, directory):
 
 def test_it_outlives_the_worker(directory):
     for hit in (0, 1):
-        options = ("--cache", "--protocol", "7")
+        options = ("--cache", str(directory), "--protocol", "7")
         with Worker("CPU:1", options=options) as worker, Tensor(worker) as tensor:
             assert tensor.ask() == hit
             tensor.set()
@@ -107,14 +109,14 @@ def test_only_what_is_flagged_is_stored(cached, directory):
         assert (directory / f"{fnv1a_64(b'little'):016x}").read_bytes() == b"little"
 
 
-def test_without_the_option_nothing_is_stored_or_found(worker, directory):
+def test_a_local_worker_stores_and_finds_nothing_by_default(worker, tmp_path):
     with Tensor(worker) as tensor:
         tensor.set()
         assert tensor.ask() == 0
         # nor looked at
         tensor.record = record(1, (SIZE,), 12345, 67)
         assert tensor.ask() == 0
-    assert not directory.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_answers_come_in_order(cached):
@@ -254,82 +256,125 @@ def test_when_the_disk_is_full_it_goes_on_without_storing(cached, directory):
         assert sum("cannot save" in line for line in cached.messages()) == 1
 
 
-def test_when_the_directory_goes_it_goes_on_without_storing(cached, directory):
+def test_a_directory_that_goes_is_made_again(cached, directory):
     with Tensor(cached) as tensor:
         shutil.rmtree(directory)
+        assert tensor.ask() == 0
+        tensor.set()
+        assert tensor.ask() == 1
+        assert tensor.get() == DATA
+
+
+def test_when_there_is_a_file_in_its_place_it_goes_on_without_storing(cached, directory):
+    with Tensor(cached) as tensor:
+        directory.rmdir()
+        directory.touch()
         tensor.set()
         assert tensor.ask() == 0
         assert tensor.get() == DATA
-        told(cached, "No such file or directory; this session saves no more")
+        told(cached, "this session saves no more")
+
+
+def test_what_was_used_least_recently_makes_room(directory):
+    options = ("--cache", str(directory), "--cache-size", str(2 * SIZE + 100))
+    with Worker("CPU:1", options=options) as worker, Tensor(worker) as tensor:
+        others = [bytes([k]) * SIZE for k in range(2)]
+        for number, data in enumerate((DATA, others[0])):
+            tensor.set(data)
+            os.utime(directory / f"{fnv1a_64(data):016x}", (number, number))
+        assert tensor.ask() == 1
+        tensor.set(others[1])
+        assert [tensor.ask(fnv1a_64(data)) for data in (DATA, *others)] == [1, 0, 1]
 
 
 # the directory
 
 
-def test_it_is_made_and_announced(directory):
+def started(*arguments: str, **variables: str) -> list[str]:
+    """The first lines of a worker's output."""
     with subprocess.Popen(
-        [*COMMAND, "-p", "0", "-d", "CPU:1", "-c"], stdout=subprocess.PIPE, text=True
+        [*COMMAND, "-p", "0", "-d", "CPU:1", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
     ) as process:
-        lines = [process.stdout.readline().rstrip("\n") for _ in range(3)]
+        lines = [process.stdout.readline().rstrip("\n") for _ in range(5)]
         process.terminate()
-    assert lines[2] == f"  local cache    : {directory}"
-    assert directory.is_dir()
+    return lines
 
 
-def test_one_that_cannot_be_made_is_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [[], ["-c"], ["--cache"]])
+def test_it_is_in_caravans_cache_by_default(tmp_path, options):
+    place = tmp_path / "caravan" / "weights"
+    lines = started(*options, CARAVAN_CACHE=str(tmp_path / "caravan"), LLAMA_CACHE="/nowhere")
+    assert lines[2].startswith(f"  local cache    : {place} (at most ")
+    assert place.is_dir()
+
+
+@pytest.mark.parametrize("option", ["-c", "--cache"])
+def test_a_named_one_is_made_and_announced(tmp_path, option):
+    place = tmp_path / "a" / "b"
+    lines = started(option, str(place), "--cache-size", "1.5G", CARAVAN_CACHE=str(tmp_path / "c"))
+    assert lines[2] == f"  local cache    : {place} (at most 1.5 GiB)"
+    assert place.is_dir()
+    assert not (tmp_path / "c").exists()
+
+
+def test_without_one_none_is_made(tmp_path):
+    lines = started("--no-cache", CARAVAN_CACHE=str(tmp_path / "c"))
+    assert lines[2] == "  local cache    : n/a"
+    assert not list(tmp_path.iterdir())
+
+
+def test_model_directories_are_announced(tmp_path):
+    lines = started("--no-cache", "--model-dir", str(tmp_path), f"--model-dir={tmp_path}/..")
+    assert lines[3:5] == [f"  models         : {tmp_path}", f"  models         : {tmp_path.parent}"]
+
+
+def test_one_that_cannot_be_made_is_an_error_if_it_was_asked_for(tmp_path):
     (tmp_path / "file").touch()
-    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "file"))
-    done = subprocess.run([*COMMAND, "-p", "0", "-c"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.startswith("caravan: error: cannot create the cache directory ")
-    assert done.stderr.count("\n") == 1
+    for options in (["-c"], ["-c", str(tmp_path / "file" / "x")], ["-c", str(tmp_path / "file")]):
+        done = subprocess.run(
+            [*COMMAND, "-p", "0", *options],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "CARAVAN_CACHE": str(tmp_path / "file")},
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith("caravan: error: cannot create the cache directory ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_one_that_cannot_be_made_is_a_warning_otherwise(tmp_path, capfd):
+    (tmp_path / "file").touch()
+    assert started(CARAVAN_CACHE=str(tmp_path / "file"))[2] == "  local cache    : n/a"
+    assert "; no weights are kept\n" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("variables", "platform", "path"),
+    "options",
     [
-        ({"LLAMA_CACHE": "/l", "XDG_CACHE_HOME": "/x"}, "linux", "/l/rpc"),
-        ({"LLAMA_CACHE": "", "XDG_CACHE_HOME": "/x"}, "linux", "/x/llama.cpp/rpc"),
-        ({"XDG_CACHE_HOME": ""}, "linux", "/h/.cache/llama.cpp/rpc"),
-        ({"XDG_CACHE_HOME": "/x"}, "darwin", "/h/Library/Caches/llama.cpp/rpc"),
-        ({"LLAMA_CACHE": "/l"}, "darwin", "/l/rpc"),
-        ({"LOCALAPPDATA": "/a"}, "win32", "/a/llama.cpp/rpc"),
+        ["--no-cache", "--cache", "x"],
+        ["--no-cache", "-c"],
+        ["--no-cache", "--cache-size", "1G"],
+        ["--cache-size", "none"],
+        ["--model-dir", "/no/such/directory"],
     ],
 )
-def test_it_is_where_rpc_server_has_it(variables, platform, path, monkeypatch):
-    from caravan.cli.worker import weights_dir
-
-    for name in ("LLAMA_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"HOME": "/h", **variables}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "platform", platform)
-    assert weights_dir() == Path(path)
-
-
-def test_without_a_home_it_has_no_place(monkeypatch):
-    from caravan.cli.worker import weights_dir
-
-    for name in ("LLAMA_CACHE", "XDG_CACHE_HOME", "HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 3)
-    with pytest.raises(WorkerStartError, match="set LLAMA_CACHE"):
-        weights_dir()
-
-
-def test_what_a_killed_process_left_is_swept_away(tmp_path):
-    part, fresh, own = tmp_path / "1.aa.part", tmp_path / "2.bb.part", tmp_path / "0123"
-    for path in (part, fresh, own):
-        path.touch()
-    for path in (part, own):
-        os.utime(path, (0, 0))
-    Weights(str(tmp_path))
-    assert sorted(tmp_path.iterdir()) == [own, fresh]
+def test_options_that_make_no_sense(options, tmp_path):
+    done = subprocess.run(
+        [*COMMAND, "-p", "0", *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "CARAVAN_CACHE": str(tmp_path)},
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_file_is_replaced_in_one_step(tmp_path, monkeypatch):
     """Who has it open reads on, and there is never half a one under its name."""
-    weights = Weights(str(tmp_path))
+    weights = Weights(Store(tmp_path))
     weights.store(DATA)
     seen = []
     whole = os.replace
@@ -371,7 +416,7 @@ def fake(request, tmp_path) -> tuple[Ask, FakeDevice]:
     (lane,), buffers = lanes(device)
     buffer = buffers.allocate(device, 4096)
     tensor = record(1, (1024,), buffer.handle, buffer.base).tobytes()
-    return Ask(lane, Weights(str(tmp_path)), tensor), device
+    return Ask(lane, Weights(Store(tmp_path)), tensor), device
 
 
 def test_a_hit_reaches_any_memory(fake):
@@ -413,7 +458,7 @@ def test_an_empty_buffer(tmp_path):
     (lane,), buffers = lanes(device)
     buffer = buffers.allocate(device, 0)
     tensor = record(1, (0,), buffer.handle, buffer.base).tobytes()
-    weights = Weights(str(tmp_path))
+    weights = Weights(Store(tmp_path))
     ask = Ask(lane, weights, tensor)
     assert ask(fnv1a_64(b"")) == b"\0"
     weights.store(b"")
@@ -422,7 +467,7 @@ def test_an_empty_buffer(tmp_path):
 
 @pytest.mark.parametrize("host", [True, False], ids=["host", "hidden"])
 def test_what_goes_to_any_memory_is_stored(host, tmp_path):
-    with serving(BaseChannel, [FakeDevice(host=host)], 8, Weights(str(tmp_path))) as (peer, _):
+    with serving(BaseChannel, [FakeDevice(host=host)], 8, Weights(Store(tmp_path))) as (peer, _):
         handle, base = peer.base_alloc(1 << 16, 0)
         tensor = record(1, (1024,), handle, base).tobytes()
         peer.base(Base.SET_TENSOR, tensor, 1, 0, tail=DATA[:4096])
@@ -433,7 +478,7 @@ def test_what_goes_to_any_memory_is_stored(host, tmp_path):
 
 def test_while_the_device_computes_weights_are_stored_and_questions_wait(tmp_path):
     device = FakeDevice()
-    with serving(BaseChannel, [device], 8, Weights(str(tmp_path))) as (peer, _):
+    with serving(BaseChannel, [device], 8, Weights(Store(tmp_path))) as (peer, _):
         handle, base = peer.base_alloc(1 << 16, 0)
         nodes, parts = linear_records(handle, base)
         tail = struct.pack("<2QI", *nodes, len(parts))

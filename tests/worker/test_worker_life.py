@@ -258,7 +258,9 @@ def test_a_head_that_does_not_go_together_is_explained(early) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_it_ends_with_0_and_leaves_nothing(signum) -> None:
-    process = subprocess.Popen([*COMMAND, "-p", "0", "-d", "CPU:1"], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*COMMAND, "-p", "0", "-d", "CPU:1", "--no-cache"], stdout=subprocess.PIPE
+    )
     lines = []
     while not lines or not lines[-1].startswith(b"worker ready on "):
         lines.append(process.stdout.readline())
@@ -273,7 +275,7 @@ def test_told_to_stop_it_ends_with_0_and_leaves_nothing(signum) -> None:
 
 def test_it_says_what_rpc_server_says() -> None:
     process = subprocess.Popen(
-        [*COMMAND, "-p", "0", "-d", "CPU:1/CPU:2", "--protocol", "7"],
+        [*COMMAND, "-p", "0", "-d", "CPU:1/CPU:2", "--protocol", "7", "--no-cache"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -305,7 +307,9 @@ def test_it_says_what_rpc_server_says() -> None:
     ],
 )
 def test_exit_codes(arguments, code, words) -> None:
-    done = subprocess.run([*COMMAND, "-p", "0", *arguments], capture_output=True, text=True)
+    done = subprocess.run(
+        [*COMMAND, "-p", "0", "--no-cache", *arguments], capture_output=True, text=True
+    )
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -378,7 +382,9 @@ def test_only_a_local_worker_gives_way_to_others_on_its_machine() -> None:
     with Worker("CPU:1") as worker:
         (session,) = children(worker.pid)
         wait_until(lambda: os.sched_getscheduler(session) == os.SCHED_BATCH)
-    process = subprocess.Popen([*COMMAND, "-p", "0", "-d", "CPU:1"], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*COMMAND, "-p", "0", "-d", "CPU:1", "--no-cache"], stdout=subprocess.PIPE
+    )
     while not process.stdout.readline().startswith(b"worker ready on "):
         pass
     (session,) = children(process.pid)

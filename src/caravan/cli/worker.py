@@ -15,7 +15,9 @@ from pathlib import Path
 import click
 
 from caravan.cli.seconds import Seconds
-from caravan.errors import WorkerStartError
+from caravan.cli.sizes import Size
+from caravan.errors import UsageError, WorkerStartError
+from caravan.models.cache import cache_dir
 
 _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
 
@@ -51,9 +53,30 @@ _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
 @click.option(
     "-c",
     "--cache",
-    is_flag=True,
-    help="Keep the big weights of llama.cpp's heads for the next time, in rpc-server's directory: "
-    "$LLAMA_CACHE/rpc, else llama.cpp/rpc in the user's cache.",
+    is_flag=False,
+    flag_value="",
+    default=None,
+    metavar="[DIR]",
+    help="Where weights that were sent are kept for the next time. "
+    "[default: weights in Caravan's cache directory]",
+)
+@click.option("--no-cache", is_flag=True, help="Keep no weights, and look for none.")
+@click.option(
+    "--cache-size",
+    type=Size(),
+    default=None,
+    metavar="SIZE",
+    help="How much may be kept, such as 50GiB; what was not used for longest goes. "
+    "[default: what is kept already and half of what is free on the disk]",
+)
+@click.option(
+    "--model-dir",
+    "model_dirs",
+    type=click.Path(exists=True, file_okay=False),
+    multiple=True,
+    metavar="DIR",
+    help="Where this machine has GGUF files of its own, at any depth: of a model that is loaded, "
+    "what is here need not be sent. May be given several times.",
 )
 @click.option(
     "--protocol",
@@ -83,7 +106,10 @@ def command(
     devices: str,
     host: str,
     port: int,
-    cache: bool,
+    cache: str | None,
+    no_cache: bool,
+    cache_size: int | None,
+    model_dirs: tuple[str, ...],
     protocol: str,
     timeout: float,
     peer_address: str,
@@ -107,6 +133,7 @@ def command(
         Endpoint.parse(peer_address)
     if not is_loopback(host) and _is_known(host):
         _warn(host)
+    directory, limit = _cache(cache, no_cache, cache_size)
     settings = Settings(
         host=host,
         port=port,
@@ -117,7 +144,9 @@ def command(
         timeout=timeout,
         parent_fd=parent_fd,
         peer_address=peer_address,
-        cache=_made(weights_dir()) if cache else "",
+        cache=directory,
+        cache_size=limit,
+        model_dirs=tuple(map(os.path.abspath, model_dirs)),
     )
     with _removed(own_directory):
         sys.exit(Supervisor(settings).run())
@@ -134,31 +163,29 @@ def _removed(directory: str) -> Iterator[None]:
                 os.rmdir(directory)
 
 
-def weights_dir() -> Path:
-    """Where rpc-server keeps weights. Raises WorkerStartError if there is no home directory."""
-    own = os.environ.get("LLAMA_CACHE")
-    try:
-        return (Path(own) if own else _platform_cache() / "llama.cpp") / "rpc"
-    except RuntimeError as exc:
-        raise WorkerStartError("no home directory to keep weights in: set LLAMA_CACHE") from exc
+def _cache(named: str | None, off: bool, size: int | None) -> tuple[str, int]:
+    """The directory of the weight cache, which is made, and its bound; an empty one for no cache.
 
+    Raises UsageError for options that exclude each other, and WorkerStartError for a directory
+    that was asked for and cannot be made.
+    """
+    from caravan.worker.log import log
+    from caravan.worker.store import default_limit
 
-def _platform_cache() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local").expanduser()
-    if sys.platform == "darwin":
-        return Path("~/Library/Caches").expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-
-
-def _made(directory: Path) -> str:
+    if off:
+        if named is not None or size is not None:
+            raise UsageError("--no-cache excludes --cache and --cache-size")
+        return "", 0
+    directory = Path(named).absolute() if named else cache_dir() / "weights"
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        return str(directory), size or default_limit(directory)
     except OSError as exc:
-        raise WorkerStartError(
-            f"cannot create the cache directory {directory}: {exc.strerror or exc}"
-        ) from exc
-    return str(directory.absolute())
+        text = f"cannot create the cache directory {directory}: {exc.strerror or exc}"
+        if named is not None:
+            raise WorkerStartError(text) from exc
+        log(f"{text}; no weights are kept")
+        return "", 0
 
 
 def _is_known(host: str) -> bool:

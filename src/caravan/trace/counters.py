@@ -16,6 +16,7 @@ class Counters:
     Attributes:
         commands: how many of each command, by name.
         bytes_in, bytes_out: payload moved to and from the device.
+        bytes_loaded: weights that this machine had itself.
         graphs: computations of a graph.
         graphs_built: graphs checked and built (the rest of the computations reused one).
     """
@@ -23,6 +24,7 @@ class Counters:
     commands: dict[str, int] = field(default_factory=dict)
     bytes_in: int = 0
     bytes_out: int = 0
+    bytes_loaded: int = 0
     graphs: int = 0
     graphs_built: int = 0
 

@@ -20,7 +20,7 @@ ENGINE_CALL = "decode"
 # on which of its device's tracks a span lies: the device itself, or who works beside it
 _TRACKS = {
     "": (Kind.GRAPH, Kind.WAIT, Kind.COPY_IN, Kind.COPY),
-    " in": (Kind.SET,),
+    " in": (Kind.SET, Kind.LOAD),
     " builds": (Kind.BUILD,),
     " out": (Kind.REPLY, Kind.COPY_OUT),
 }
@@ -33,6 +33,7 @@ _NAMES = {
     Kind.COPY_IN: "copy in",
     Kind.WAIT: "wait for input",
     Kind.COPY: "copy within",
+    Kind.LOAD: "load from disk",
 }
 
 

@@ -13,7 +13,8 @@ from caravan.trace.spans import Kind, Span, Spans
 # By kind. What is no use of the device's time by itself counts as idle.
 _COUNTS_AS = [IDLE] * (max(Kind) + 1)
 _COUNTS_AS[Kind.GRAPH] = COMPUTING
-_COUNTS_AS[Kind.WAIT] = _COUNTS_AS[Kind.SET] = _COUNTS_AS[Kind.COPY_IN] = WAITING
+for _kind in (Kind.WAIT, Kind.SET, Kind.COPY_IN, Kind.LOAD):
+    _COUNTS_AS[_kind] = WAITING
 _COUNTS_AS[Kind.REPLY] = _COUNTS_AS[Kind.COPY_OUT] = SENDING
 
 

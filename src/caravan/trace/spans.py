@@ -20,6 +20,7 @@ class Kind(IntEnum):
     COPY_IN = 6
     WAIT = 7
     COPY = 8
+    LOAD = 9
 
 
 class Span(NamedTuple):

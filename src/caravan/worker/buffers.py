@@ -2,12 +2,15 @@
 
 Handles count up from 1 and are never used again; an address is `handle << ADDRESS_SHIFT` plus an
 offset, in both protocols. Shared by all connections of the session. Frees nothing on its own: the
-handlers do, at the right place of the device's queue.
+handlers do, at the right place of the device's queue. Whoever uses a buffer's memory outside of its
+device's turn pins it.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,11 +53,26 @@ class Memory:
     pointers: U64
 
 
+@dataclass(slots=True)
+class Pin:
+    """The use of a buffer's memory outside of its device's turn, by one or several.
+
+    Attributes:
+        ending: somebody waits to free it; whoever uses it looks here between pieces, and stops.
+    """
+
+    buffer: Buffer
+    users: int = 0
+    ending: bool = False
+
+
 class BufferTable:
     """All buffers of a session."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._unpinned = threading.Condition(self._lock)
+        self._pins: dict[int, Pin] = {}
         self._buffers: dict[int, Buffer] = {}
         self._next = 1
         self._version = 0
@@ -82,9 +100,36 @@ class BufferTable:
             self._changed(device.index)
         return buffer
 
-    def remove(self, handle: int) -> Buffer:
-        """Take a buffer out; the caller frees its memory."""
+    @contextmanager
+    def pin(self, handle: int) -> Iterator[Pin]:
+        """Use a buffer's memory, for a piece at a time; raises RemoteError if it is not live.
+
+        Not while waiting for the device's turn: who frees the buffer has that, and waits for us.
+        """
         with self._lock:
+            buffer = self._buffers.get(handle)
+            pin = self._pins.get(handle)
+            if buffer is None or (pin is not None and pin.ending):
+                raise _unknown(handle)
+            if pin is None:
+                pin = self._pins[handle] = Pin(buffer)
+            pin.users += 1
+        try:
+            yield pin
+        finally:
+            with self._lock:
+                pin.users -= 1
+                if not pin.users:
+                    self._pins.pop(handle, None)
+                    self._unpinned.notify_all()
+
+    def remove(self, handle: int) -> Buffer:
+        """Take a buffer out, when nobody has it pinned any more; the caller frees its memory."""
+        with self._lock:
+            pin = self._pins.get(handle)
+            if pin is not None:
+                pin.ending = True
+                self._unpinned.wait_for(lambda: handle not in self._pins)
             buffer = self._buffers.pop(handle, None)
             if buffer is not None:
                 self._changed(buffer.device)

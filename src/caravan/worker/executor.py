@@ -11,7 +11,8 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 
 Job = Callable[[], None]
@@ -100,6 +101,21 @@ class Executor:
         self.submit(loan.serve)
         loan.granted.wait()
         return loan
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The device's turn, for a thread that is no connection's: waits for it."""
+        if self.try_claim():
+            try:
+                yield
+            finally:
+                self.release()
+            return
+        loan = self.lend()
+        try:
+            yield
+        finally:
+            loan.end()
 
     def close(self) -> None:
         """End the thread after what is queued. Nothing may be submitted any more."""

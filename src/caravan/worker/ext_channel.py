@@ -12,12 +12,13 @@ from collections.abc import Callable
 from caravan.errors import RemoteError, TransportError
 from caravan.transport.base import Transport
 from caravan.wire.codec import MAX_PAYLOAD, ext_frame
-from caravan.wire.commands import EXT, Command, Ext
+from caravan.wire.commands import EXT, LOAD_ENTRY, Command, Ext
 from caravan.wire.dtypes import MAX_CAST
 from caravan.wire.extension import (
     FRAME,
     MAX_ERROR_TEXT,
     MAX_JSON,
+    MAX_LOAD,
     MAX_SET_MANY,
     Status,
     error_text,
@@ -28,6 +29,7 @@ from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote
 from caravan.worker.executor import Job
 from caravan.worker.handlers import ASIDE, HANDLERS, MAX_RECORDS, Handler
 from caravan.worker.lane import Lane
+from caravan.worker.loader import Loader, wishes
 from caravan.worker.log import log
 from caravan.worker.outlet import Parts
 from caravan.worker.pair import ReadingPair
@@ -38,10 +40,13 @@ _SHORT = 64
 # They compute or wait (a PUSH for room), so they are not for the thread that reads.
 _LONG = (Ext.GRAPH_RECOMPUTE, Ext.PUSH, Ext.TAKE)
 _MAX_OPENING = 32
+# Tensors that a device's connection may have asked for and not been told of yet.
+MAX_LOADING = 8192
 _NOT_HERE = (Ext.SESSION, Ext.PEER, Ext.DATA)
 _LIMITS: dict[int, int] = {
     Ext.GRAPH_COMPUTE: MAX_GRAPH,
     Ext.SET_MANY: MAX_SET_MANY,
+    Ext.LOAD: EXT[Ext.LOAD].request.size + MAX_LOAD * LOAD_ENTRY.size,
     Ext.SET_CAST: EXT[Ext.SET_CAST].request.size + MAX_CAST,
     Ext.PEER_OPEN: MAX_JSON,
     Ext.INIT_TENSOR: MAX_RECORDS * EXT_TENSOR.itemsize,
@@ -56,13 +61,25 @@ def error_reply(number: int, seq: int, error: RemoteError) -> Parts:
 
 
 class ExtChannel(Channel):
-    """See the module."""
+    """See the module.
+
+    Args:
+        loader: of the session; None where this machine has no weights of its own.
+    """
 
     def __init__(
-        self, transport: Transport, lane: Lane, lanes: list[Lane], buffers: BufferTable
+        self,
+        transport: Transport,
+        lane: Lane,
+        lanes: list[Lane],
+        buffers: BufferTable,
+        loader: Loader | None = None,
     ) -> None:
         super().__init__(transport, lanes, buffers, lane.spans)
         self.lane = lane
+        self._loader = loader
+        self._loading = 0
+        self._loads = threading.Lock()
         self._in_order = False
         self._opening = threading.BoundedSemaphore(_MAX_OPENING)
 
@@ -118,7 +135,9 @@ class ExtChannel(Channel):
 
     def _aside(self, command: Command, seq: int, payload: bytes) -> None:
         """Answer now, whatever the device is at and whatever is still to be answered."""
-        if command.number != Ext.PEER_OPEN:
+        if command.number == Ext.LOAD:
+            self._load(command, seq, payload)
+        elif command.number != Ext.PEER_OPEN:
             self._answer_aside(command, seq, payload)
         elif self._opening.acquire(blocking=False):
             threading.Thread(
@@ -127,6 +146,32 @@ class ExtChannel(Channel):
         else:
             text = f"{_MAX_OPENING} peers are being connected"
             self.replies.now(error_reply(command.number, seq, RemoteError(Status.BUSY, text)))
+
+    def _load(self, command: Command, seq: int, payload: bytes) -> None:
+        """Check on this thread; the answer comes from one of the loader's."""
+        try:
+            wanted = wishes(self.lane, payload)
+            self._count_loads(len(wanted))
+        except RemoteError as exc:
+            self.replies.now(error_reply(command.number, seq, exc))
+            return
+
+        def answer(sources: bytes) -> None:
+            with self._loads:
+                self._loading -= len(wanted)
+            self.replies.now((ext_frame(command.number, seq, len(sources)), sources))
+
+        if self._loader is None:
+            answer(bytes(len(wanted)))
+        else:
+            self._loader.load(self.lane, wanted, answer)
+
+    def _count_loads(self, count: int) -> None:
+        """Raises RemoteError when too many are being looked for."""
+        with self._loads:
+            if self._loading + count > MAX_LOADING:
+                raise RemoteError(Status.BUSY, f"{self._loading} tensors are being looked for")
+            self._loading += count
 
     def _open_peer(self, command: Command, seq: int, payload: bytes) -> None:
         try:

@@ -16,7 +16,7 @@ from caravan.errors import RemoteError
 from caravan.trace.spans import Kind
 from caravan.wire.commands import EXT, SET_ENTRY, Ext
 from caravan.wire.dtypes import WireType, decode_wire_type
-from caravan.wire.extension import Status, decode_peer_target
+from caravan.wire.extension import SIMULATED, Status, decode_peer_target
 from caravan.wire.records import EXT_TENSOR, SPAN
 from caravan.worker.buffers import Buffer
 from caravan.worker.copies import copy_within
@@ -121,6 +121,15 @@ def set_many(lane: Lane, payload: bytes) -> Parts:
         if buffer.native is not None:
             buffer.native.write(offset, part)
     lane.counters.bytes_in += len(payload)
+    return NOTHING
+
+
+def keep(lane: Lane, payload: bytes) -> Parts:
+    """Without a cache there is nothing to it; a simulated device has nothing to keep."""
+    address, size, digest = EXT[Ext.KEEP].request.unpack(payload)
+    buffer, offset = lane.locate(address, size)
+    if lane.keeper is not None and size and lane.device.name != SIMULATED:
+        lane.keeper.keep(lane, buffer, offset, size, digest)
     return NOTHING
 
 
@@ -259,6 +268,7 @@ HANDLERS: dict[int, Handler] = {
     Ext.GRAPH_RECOMPUTE: graph_recompute,
     Ext.MEMORY: memory,
     Ext.FENCE: fence,
+    Ext.KEEP: keep,
     Ext.INIT_TENSOR: init_tensor,
     Ext.ALLOC_SIZE: alloc_size,
 }

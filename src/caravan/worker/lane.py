@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 from caravan.errors import RemoteError
 from caravan.trace.counters import Counters
@@ -18,6 +19,9 @@ from caravan.worker.executor import Executor
 from caravan.worker.graph import Graph, check_status
 from caravan.worker.peers import Peers
 from caravan.worker.table import Table
+
+if TYPE_CHECKING:
+    from caravan.worker.keeper import Keeper
 
 
 class GraphStore:
@@ -69,7 +73,11 @@ class GraphStore:
 
 
 class Lane:
-    """One device of a session. Methods run at the device's turn (see `Executor`)."""
+    """One device of a session. Methods run at the device's turn (see `Executor`).
+
+    Args:
+        keeper: stores weights for the next time; None where there is no cache for them.
+    """
 
     def __init__(
         self,
@@ -77,11 +85,13 @@ class Lane:
         buffers: BufferTable,
         graphs: GraphStore,
         peers: Peers | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.device = device
         self.buffers = buffers
         self.graphs = graphs
         self.peers = peers if peers is not None else Peers()
+        self.keeper = keeper
         self.executor = Executor(f"{device.name}#{device.index}")
         self.counters = Counters()
         self.spans = Recorder()
@@ -103,10 +113,16 @@ class Lane:
         return self.own(buffer), offset
 
     def free(self, handle: int) -> None:
-        """Free a buffer and forget the graphs that use it."""
+        """Free a buffer and forget the graphs that use it.
+
+        Not before what uses its memory on other threads has noticed, which is soon; what is still
+        to be kept of it is stored first, if that does not take long.
+        """
         try:
             buffer = self.own(self.buffers.get(handle))
             self.graphs.drop_users(handle)
+            if self.keeper is not None:
+                self.keeper.finish(handle)
             self.buffers.remove(handle)
             if buffer.native is not None:
                 buffer.native.free()

@@ -37,7 +37,8 @@ class Worker:
         devices: as for `caravan worker -d`; the default lends what `caravan worker` would.
         threads: compute threads of CPU devices that name none.
         port: 0 picks a free one.
-        options: further options of `caravan worker`.
+        options: further options of `caravan worker`. Without `--cache DIR` it keeps no weights: it
+            would keep them on the disk that they come from.
         private: listen on a Unix socket that only this user can reach, instead of host and port.
             Its directory goes with the worker.
         verbose: pass the worker's own messages on to stderr.
@@ -71,6 +72,8 @@ class Worker:
             command += ["--device", devices]
         if threads:
             command += ["--threads", str(threads)]
+        if not any(option.split("=")[0] in ("-c", "--cache") for option in options):
+            command += ["--no-cache"]
         try:
             self._start([*command, *options])
             self._await_ready()

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 
 from caravan import __version__, engine
 from caravan.engine.layouts import OP_NAMES
@@ -33,26 +34,41 @@ from caravan.worker.channel import Channel
 from caravan.worker.device import Device
 from caravan.worker.devices import Found, choose, parse
 from caravan.worker.ext_channel import ExtChannel, error_reply
+from caravan.worker.keeper import Keeper
 from caravan.worker.lane import GraphStore, Lane
+from caravan.worker.library import Library
+from caravan.worker.loader import Loader
 from caravan.worker.log import log
 from caravan.worker.native import NativeDevice
+from caravan.worker.pace import Pace
 from caravan.worker.peers import Peers
 from caravan.worker.sim import SimDevice
+from caravan.worker.store import Store
 from caravan.worker.weights import Weights
 
 
 class Session:
-    """The devices, buffers and connections of one head."""
+    """The devices, buffers and connections of one head.
+
+    Args:
+        store: the weight cache; None for none.
+        model_dirs: where this machine may have the models that are loaded.
+    """
 
     def __init__(
         self,
         loaded: Engine,
         devices: list[Device],
         talk: socket.socket,
-        weights: Weights | None = None,
+        store: Store | None = None,
+        model_dirs: Sequence[str] = (),
     ) -> None:
         self._engine = loaded
-        self._weights = weights
+        library = Library(model_dirs) if model_dirs else None
+        self._sources = [*(["disk"] if library else []), *(["cache"] if store else [])]
+        self._loader = Loader(library, store) if self._sources else None
+        self._keeper = Keeper(store, Pace(self._totals)) if store else None
+        self._weights = Weights(store) if store else None
         self._devices = devices
         self._control = talk
         self._lock = threading.Lock()
@@ -92,7 +108,16 @@ class Session:
     def _make_lanes(self, major: int) -> list[Lane]:
         """One protocol a session, so the rule for stored graphs is the session's too."""
         limit, lru = {0: (GRAPH_LRU, True), 7: (1, False)}.get(major, (GRAPHS_8, False))
-        return [Lane(d, self._buffers, GraphStore(limit, lru), self._peers) for d in self._devices]
+        return [
+            Lane(device, self._buffers, GraphStore(limit, lru), self._peers, self._keeper)
+            for device in self._devices
+        ]
+
+    def _totals(self) -> tuple[int, int]:
+        """Bytes of weights and other payload so far, and nanoseconds of computing."""
+        lanes = self._lanes
+        arrived = sum(lane.counters.bytes_in + lane.counters.bytes_loaded for lane in lanes)
+        return arrived, sum(lane.spans.activity.totals().computing for lane in lanes)
 
     def _drop_lanes(self) -> None:
         """The next head may speak another protocol."""
@@ -128,7 +153,7 @@ class Session:
                 raise RemoteError(Status.REFUSED, "the session already uses this device")
             self._taken[adopt.device] = adopt.connection
         lane = self._lanes[adopt.device]
-        channel = ExtChannel(transport, lane, self._lanes, self._buffers)
+        channel = ExtChannel(transport, lane, self._lanes, self._buffers, self._loader)
         body = encode_json(
             SessionReply(
                 session=adopt.key,
@@ -138,7 +163,7 @@ class Session:
                 devices=[device.info() for device in self._devices],
                 peer_key=adopt.peer_key,
                 peer_addresses=adopt.addresses,
-                sources=[],
+                sources=self._sources,
             )
         )
         channel.replies.now((ext_frame(Ext.SESSION, adopt.seq, len(body)), body))
@@ -170,8 +195,17 @@ class Session:
                 control.send(self._control, control.Closed(adopt.connection, as_new))
             except OSError:
                 over = True
-            if over:
-                leave(0)
+                in_order = False
+        if over:
+            self._end(in_order)
+
+    def _end(self, in_order: bool) -> None:
+        """End the process; a head that has left in order waits for nothing any more."""
+        if self._keeper is not None:
+            if in_order:
+                self._keeper.drain()
+            self._keeper.close()
+        leave(0)
 
 
 def leave(code: int) -> None:
@@ -201,10 +235,10 @@ def open_devices(spec: str, threads: int) -> tuple[Engine, list[Device]]:
     return loaded, devices
 
 
-def serve(talk: socket.socket, spec: str, threads: int, cache: str) -> None:
+def serve(talk: socket.socket, args: argparse.Namespace) -> None:
     """Report to the supervisor, then adopt what it sends until it is gone."""
     try:
-        loaded, devices = open_devices(spec, threads)
+        loaded, devices = open_devices(args.devices, args.threads)
         ready = control.Ready(
             engine=loaded.version,
             protocol=loaded.rpc_version[0],
@@ -219,7 +253,8 @@ def serve(talk: socket.socket, spec: str, threads: int, cache: str) -> None:
     # its commands do. What a session makes is freed by reference counts.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    session = Session(loaded, devices, talk, Weights(cache) if cache else None)
+    store = Store(args.cache, args.cache_size or None) if args.cache else None
+    session = Session(loaded, devices, talk, store, args.model_dir)
     while True:
         message, fd = control.receive(talk)
         if not isinstance(message, control.Adopt) or fd is None:
@@ -249,6 +284,8 @@ def main() -> None:
     parser.add_argument("--devices", default="")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--cache", default="")
+    parser.add_argument("--cache-size", type=int, default=0)
+    parser.add_argument("--model-dir", action="append", default=[])
     parser.add_argument("--beside-head", action="store_true")
     args = parser.parse_args()
     # a simulated device has to wake in time, and computes nothing
@@ -256,7 +293,7 @@ def main() -> None:
         _give_way()
     talk = socket.socket(fileno=args.fd)
     try:
-        serve(talk, args.devices, args.threads, args.cache)
+        serve(talk, args)
     except OSError:
         # the supervisor is gone
         leave(1)

@@ -25,6 +25,7 @@ from types import TracebackType
 from blake3 import blake3
 
 from caravan.transport.base import Buffer
+from caravan.worker.log import log
 
 # Read so much, then hash it while the processor's cache still has it.
 PIECE = 1 << 20
@@ -68,7 +69,7 @@ class Store:
         self._lock = threading.Lock()
         self._held = 0  # as of the last look, and what was stored since
         self._until = -1  # the next look is due when so much is held
-        self._using: dict[str, int] = {}
+        self._holds: dict[int, set[str]] = {}
 
     def __repr__(self) -> str:
         return f"<Store {self.directory}, limit {self.limit}>"
@@ -116,12 +117,23 @@ class Store:
         """Raises OSError if it is there and cannot be removed."""
         entry.path.unlink(missing_ok=True)
 
-    def discard(self, path: Path) -> bool:
-        """Remove a damaged file; False if that is not possible."""
+    def discard(self, path: Path) -> None:
+        """Remove a damaged file, and say so."""
         try:
-            path.unlink(missing_ok=True)
-        except OSError:
+            path.unlink()
+            log(f"removed '{path}': its content is not what its name says")
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            log(f"'{path}' is damaged and cannot be removed: {exc.strerror or exc}")
+
+    def has(self, digest: str, size: int) -> bool:
+        """Whether there is such a file, of that size; if so it counts as used."""
+        file = self.find(digest, size)
+        if file is None:
             return False
+        with file:
+            self.touch(file)
         return True
 
     def begin(self, digest: str, size: int) -> Part | None:
@@ -133,23 +145,19 @@ class Store:
             return None
         return Part(self.path(digest))
 
-    def hold(self, digest: str) -> None:
-        """Do not evict this one, until it is let go as often.
+    def hold(self, digest: str, owner: int) -> None:
+        """Do not evict this one, until its owner lets go.
 
         Of a model bigger than the bound the part that was stored first stays: if it went for the
         sake of the rest, the next load would find nothing of what it asks for first.
         """
         with self._lock:
-            self._using[digest] = self._using.get(digest, 0) + 1
+            self._holds.setdefault(owner, set()).add(digest)
 
-    def let_go(self, digest: str) -> None:
-        """End what `hold` began."""
+    def let_go(self, owner: int) -> None:
+        """All that it holds may be evicted again."""
         with self._lock:
-            left = self._using.get(digest, 0) - 1
-            if left > 0:
-                self._using[digest] = left
-            else:
-                self._using.pop(digest, None)
+            self._holds.pop(owner, None)
 
     def make_room(self, size: int) -> bool:
         """Evict what was used least recently, for `size` more bytes; False if they do not fit."""
@@ -179,7 +187,8 @@ class Store:
         """Bytes that are left: `most`, or all if those in use do not allow that."""
         entries = self.entries()
         held = sum(entry.size for entry in entries)
-        idle = [entry for entry in entries if entry.digest not in self._using]
+        held_fast = set().union(*self._holds.values())
+        idle = [entry for entry in entries if entry.digest not in held_fast]
         if held - sum(entry.size for entry in idle) > most:
             return held
         for entry in idle:
@@ -225,8 +234,7 @@ class Part:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.abandon()
-        self._file.close()
+        self.close()
 
     def write(self, data: Buffer) -> None:
         """Raises OSError."""
@@ -239,6 +247,11 @@ class Part:
         self._file.close()
         os.replace(self._part, self._path)
         self._over = True
+
+    def close(self) -> None:
+        """What was not committed is dropped. Idempotent."""
+        self.abandon()
+        self._file.close()
 
     def abandon(self) -> None:
         """It is not to appear. Any thread may call it, also while another one writes."""
@@ -254,10 +267,10 @@ def default_limit(directory: Path) -> int:
     return held + shutil.disk_usage(directory).free // 2
 
 
-def open_regular(path: Path) -> FileIO | None:
-    """Open a regular file; None for anything else, and where there is none."""
+def open_regular(path: Path, follow: bool = False) -> FileIO | None:
+    """Open a regular file, or what a link leads to with `follow`; None for anything else."""
     try:
-        file = open(path, "rb", buffering=0, opener=_open)  # noqa: SIM115
+        file = open(path, "rb", buffering=0, opener=_follow if follow else _open)  # noqa: SIM115
     except OSError:
         return None
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -267,8 +280,13 @@ def open_regular(path: Path) -> FileIO | None:
 
 
 def _open(path: str, flags: int) -> int:
-    # a link could lead anywhere, and opening a pipe would wait for its other end
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    # in a directory that others write to a link could lead anywhere
+    return _follow(path, flags | os.O_NOFOLLOW)
+
+
+def _follow(path: str, flags: int) -> int:
+    # opening a pipe would wait for its other end
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _files(folder: Path) -> list[os.DirEntry[str]]:

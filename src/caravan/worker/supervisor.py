@@ -45,6 +45,8 @@ class Settings:
         parent_fd: end when this pipe closes; -1 for none.
         peer_address: where other workers reach this one, as an endpoint; empty: where heads do.
         cache: directory of the weight cache; empty for none.
+        cache_size: bytes that it may hold.
+        model_dirs: where this machine has GGUF files of its own.
     """
 
     host: str = "127.0.0.1"
@@ -57,6 +59,8 @@ class Settings:
     parent_fd: int = -1
     peer_address: str = ""
     cache: str = ""
+    cache_size: int = 0
+    model_dirs: tuple[str, ...] = ()
     max_sessions: int = 16
     max_connections: int = 256
 
@@ -91,7 +95,8 @@ class Supervisor:
         self._stopping = False
         arguments = (
             *("--devices", settings.devices, "--threads", str(settings.threads)),
-            *("--cache", settings.cache),
+            *("--cache", settings.cache, "--cache-size", str(settings.cache_size)),
+            *(f"--model-dir={directory}" for directory in settings.model_dirs),
             # who started it is most likely the head
             *(("--beside-head",) if settings.parent_fd >= 0 else ()),
         )
@@ -151,7 +156,9 @@ class Supervisor:
         where = host if host.startswith("unix:") else str(Endpoint(host, self._port))
         say(f"Starting RPC server v{self._version}")
         say(f"  endpoint       : {where}")
-        say(f"  local cache    : {self._settings.cache or 'n/a'}")
+        say(f"  local cache    : {_cache(self._settings)}")
+        for directory in self._settings.model_dirs:
+            say(f"  models         : {directory}")
         say("Devices:")
         for d in ready.devices:
             total, free = d.memory_total >> 20, d.memory_free >> 20
@@ -300,6 +307,12 @@ class Supervisor:
     def _gone(self, connection: int) -> None:
         self._open.discard(connection)
         say("Client connection closed")
+
+
+def _cache(settings: Settings) -> str:
+    if not settings.cache:
+        return "n/a"
+    return f"{settings.cache} (at most {settings.cache_size / (1 << 30):.1f} GiB)"
 
 
 def say(text: str) -> None:
