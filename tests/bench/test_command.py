@@ -44,7 +44,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> FakeRig:
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     path = tmp_path / "m.gguf"
-    path.write_bytes(b"GGUF")
+    path.write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(16))
     return str(path)
 
 

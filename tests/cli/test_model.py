@@ -14,6 +14,7 @@ from caravan.cli import download
 from caravan.cli.main import main
 from caravan.models import fetch as fetch_module
 from caravan.models.catalog import SAMPLES, SMOLLM2
+from splitting import split_model
 
 
 @pytest.fixture(autouse=True)
@@ -176,3 +177,18 @@ def test_nothing_is_shown_when_nothing_is_fetched(monkeypatch):
     with download.progress_bar("small"):
         pass
     assert screen.getvalue() == ""
+
+
+def test_show_sums_up_all_files_of_a_model(smollm2, tmp_path, capsys):
+    files = split_model(smollm2, tmp_path / "m", 2)
+    assert main(["model", "show", str(files[1])]) == 0
+    shown = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert shown["file"] == "m-00001-of-00002.gguf and 1 more"
+    assert (shown["tensors"], shown["parameters"]) == ("272", "134.52 M")
+    assert shown["path"] == str(files[0])
+    assert main(["model", "show", "--json", str(files[1])]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["files"], found["size"]) == (2, sum(path.stat().st_size for path in files))
+    files[0].unlink()
+    assert main(["model", "show", str(files[1])]) == 1
+    assert "m-00001-of-00002.gguf" in capsys.readouterr().err

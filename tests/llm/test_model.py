@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -68,12 +69,20 @@ def test_empty_file(tmp_path):
         Model(file)
 
 
-@pytest.mark.parametrize("size", [4, 100, 100_000, 20_000_000])
-def test_truncated_file_is_refused_by_the_engine(smollm2, tmp_path, size):
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (4, "short.gguf is cut off"),
+        (100, "short.gguf is cut off"),
+        (100_000, "short.gguf is cut off"),
+        (20_000_000, "short.gguf: the engine cannot load it: "),
+    ],
+)
+def test_truncated_file_is_refused(smollm2, tmp_path, size, told):
     file = tmp_path / "short.gguf"
     with smollm2.open("rb") as whole:
         file.write_bytes(whole.read(size))
-    with pytest.raises(ModelError, match=r"short\.gguf: the engine cannot load it: \w+") as caught:
+    with pytest.raises(ModelError, match=re.escape(told)) as caught:
         Model(file)
     assert "\n" not in str(caught.value)
     assert "llama_model_load" not in str(caught.value)

@@ -17,13 +17,13 @@ from caravan.models.fetch import Progress
 
 def model_path(name_or_path: str | os.PathLike[str]) -> Path:
     """`models.resolve` for people: shows how far a download is. Raises what that raises, and
-    ModelError for a file that is no model, so that nothing is started for it."""
-    from caravan.models.header import require_gguf
+    ModelError for a file that is no model or not all of one, so that nothing is started for it."""
     from caravan.models.resolve import resolve
+    from caravan.models.splits import parts
 
     with progress_bar(os.fspath(name_or_path)) as progress:
         path = resolve(name_or_path, progress=progress)
-    require_gguf(path)
+    parts(path)
     return path
 
 

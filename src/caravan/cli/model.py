@@ -148,7 +148,7 @@ def show(name_or_path: str, as_json: bool) -> None:
 
 def _rows(info: ModelInfo) -> list[tuple[str, str]]:
     rows: list[tuple[str, Any]] = [
-        ("file", Path(info.path).name),
+        ("file", f"{Path(info.path).name}{_others(info.files)}"),
         ("name", info.name),
         ("architecture", info.architecture),
         ("parameters", _count(info.parameters)),
@@ -162,6 +162,10 @@ def _rows(info: ModelInfo) -> list[tuple[str, str]]:
     ]
     # one line a row, whatever a name has in it
     return [(label, "-" if value is None else _printable(value)) for label, value in rows]
+
+
+def _others(files: int) -> str:
+    return f" and {files - 1} more" if files > 1 else ""
 
 
 def _printable(value: Any) -> str:

@@ -26,7 +26,7 @@ from caravan.llm.placement import place_layers, whole_layers
 from caravan.llm.refusal import Refusals, reason
 from caravan.models import resolve
 from caravan.models.fake import described_size
-from caravan.models.header import require_gguf
+from caravan.models.splits import parts
 
 if TYPE_CHECKING:
     from caravan.llm.context import Context
@@ -38,7 +38,8 @@ class Model:
     Several contexts on several threads may use one model; `close` closes them first.
 
     Attributes:
-        path: the file.
+        path: the file, or the first of several.
+        parts: all files.
         params: as given.
         devices: those used, in the order of the layers; empty: the CPU alone.
         description: such as `llama 135M Q4_1`.
@@ -72,7 +73,8 @@ class Model:
         self.contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self.path = resolve(path)
         self.params = params or ModelParams()
-        require_gguf(self.path)
+        # the engine finds the others of several files by itself
+        self.parts = parts(self.path)
         self.devices = _used(tuple(devices), self.params)
         check_count(self.devices)
         self._fake_size = described_size(self.path)

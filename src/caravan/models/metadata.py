@@ -14,18 +14,23 @@ from typing import Any
 from caravan.errors import ModelError
 from caravan.models.fake import described_size
 from caravan.models.header import require_gguf
+from caravan.models.splits import parts
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The header of one GGUF file; None where the file does not say.
+    """What the files of one model say; None where they do not.
 
     Attributes:
-        size: bytes of the file; with the data of all tensors if it is only a header.
+        path: the file, or the first of several.
+        files: how many there are.
+        parameters, tensors: in all of them.
+        size: bytes of all files; with the data of all tensors if there is only a header.
         fake: whether it is: see `caravan.models.fake`.
     """
 
     path: str
+    files: int
     name: str | None
     architecture: str | None
     file_type: str | None
@@ -39,9 +44,16 @@ class ModelInfo:
 
 
 def describe(path: Path) -> ModelInfo:
-    """Read the header of a GGUF file. Raises ModelError if it is not one or is cut off."""
+    """Read the header of a GGUF file, and of those that belong to it.
+
+    Raises ModelError if one is no GGUF file, is cut off or missing.
+    """
     fake = described_size(path)
-    reader = _open_fake(path, fake) if fake else _open(path)
+    files = (path,) if fake else parts(path)
+    readers = [_open_fake(path, fake)] if fake else [_open(file) for file in files]
+    # the metadata are in the first file alone
+    reader = readers[0]
+    tensors = [tensor for each in readers for tensor in each.tensors]
     architecture = _field(reader, "general.architecture")
 
     def of_architecture(key: str) -> int | None:
@@ -49,16 +61,17 @@ def describe(path: Path) -> ModelInfo:
         return value if isinstance(value, int) else None
 
     return ModelInfo(
-        path=str(path),
+        path=str(files[0]),
+        files=len(files),
         name=_text(_field(reader, "general.name")),
         architecture=_text(architecture),
         file_type=_file_type(_field(reader, "general.file_type")),
-        parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
+        parameters=sum(int(tensor.n_elements) for tensor in tensors),
         layers=of_architecture("block_count"),
         context=of_architecture("context_length"),
         embedding=of_architecture("embedding_length"),
-        tensors=len(reader.tensors),
-        size=fake or path.stat().st_size,
+        tensors=len(tensors),
+        size=fake or sum(file.stat().st_size for file in files),
         fake=fake > 0,
     )
 

@@ -1,6 +1,7 @@
 """From what the user typed after `-m` to a file that exists.
 
-Every command that takes a model comes here. Knows names and paths, not what is inside a file.
+Every command that takes a model comes here. Knows names and paths; of what is inside a file, only
+whether it is one part of several.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from caravan.errors import ModelError
 from caravan.models.cache import models_dir
 from caravan.models.catalog import SAMPLES, WheelFile
 from caravan.models.fetch import Progress, fetch
+from caravan.models.splits import first_part, is_later_part
 
 _MOST_LISTED = 4
 
@@ -19,13 +21,14 @@ _MOST_LISTED = 4
 def resolve(name_or_path: str | os.PathLike[str], *, progress: Progress | None = None) -> Path:
     """The model file meant by a path or by a sample's name; a sample is fetched on first use.
 
-    An existing file wins over a sample of the same name. Raises ModelError if there is neither, and
-    DownloadError if the sample cannot be fetched. Blocks while it fetches.
+    An existing file wins over a sample of the same name. Of a model in several files it is the
+    first one, whichever was named. Raises ModelError if there is neither, and DownloadError if the
+    sample cannot be fetched. Blocks while it fetches.
     """
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
     if path.is_file():
-        return path
+        return first_part(path)
     sample = SAMPLES.get(text)
     if sample is not None:
         return fetch(sample, models_dir(), progress)
@@ -48,9 +51,10 @@ def _names() -> str:
 
 def _found_in(directory: Path) -> str:
     try:
-        found = sorted(path.name for path in directory.iterdir() if path.suffix == ".gguf")
+        names = sorted(path.name for path in directory.iterdir() if path.suffix == ".gguf")
     except OSError:
         return ""
+    found = [name for name in names if not is_later_part(name)]
     if not found:
         return ""
     more = ", …" if len(found) > _MOST_LISTED else ""
