@@ -11,6 +11,7 @@ from caravan.backend.device import RemoteDevice
 from caravan.bench.plan import Case
 from caravan.bench.result import ModelFacts
 from caravan.llm import Context, ContextParams, EngineDevice, Model, ModelParams
+from caravan.llm.loader import OnLoad
 
 _FLASH = {1: "on", 0: "off", -1: "auto"}
 
@@ -61,8 +62,11 @@ def context_params(case: Case) -> ContextParams:
 class LlmModel:
     """A `BenchModel` over `llm.Model`."""
 
-    def __init__(self, case: Case, devices: Sequence[EngineDevice]) -> None:
-        self._model = Model(case.model, model_params(case, len(devices)), devices=devices)
+    def __init__(
+        self, case: Case, devices: Sequence[EngineDevice], on_load: OnLoad | None = None
+    ) -> None:
+        params = model_params(case, len(devices))
+        self._model = Model(case.model, params, devices=devices, on_load=on_load)
 
     @property
     def facts(self) -> ModelFacts:

@@ -6,8 +6,8 @@ room of the bench that needs the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import caravan
@@ -21,22 +21,27 @@ from caravan.bench.session import Settings
 from caravan.engine.layouts import DEVICE_TYPE_ACCEL, DEVICE_TYPE_CPU, DEVICE_TYPE_IGPU
 from caravan.engine.library import Engine
 from caravan.llm import local_devices
+from caravan.llm.loader import OnLoad
 from caravan.llm.opening import Workers, open_workers
 from caravan.stream.telemetry import DeviceStats
 from caravan.worker.names import is_local
 
+ShowLoad = Callable[[], AbstractContextManager[OnLoad | None]]
+
 
 @dataclass(frozen=True, slots=True)
 class EngineRig:
-    """A `session.Rig` over the engine and the workers."""
+    """A `session.Rig` over the engine and the workers; `show_load` shows how far a load is."""
 
     inventory: Inventory
     host: Host
+    show_load: ShowLoad
 
     def load(self, case: Case) -> LlmModel:
         devices = self.inventory.pick(case.devices)
         open_routes(devices)
-        return LlmModel(case, devices)
+        with self.show_load() as on_load:
+            return LlmModel(case, devices, on_load)
 
     def totals(self, case: Case) -> dict[str, DeviceStats | None]:
         found: dict[str, DeviceStats | None] = {}
@@ -47,7 +52,7 @@ class EngineRig:
 
 
 @contextmanager
-def open_rig(settings: Settings) -> Iterator[EngineRig]:
+def open_rig(settings: Settings, show_load: ShowLoad = nullcontext) -> Iterator[EngineRig]:
     """Everything that the run needs, until the context is left. Raises CaravanError."""
     engine.set_verbose(settings.verbose)
     wanted = Workers(
@@ -62,7 +67,7 @@ def open_rig(settings: Settings) -> Iterator[EngineRig]:
     with open_workers(wanted) as remote:
         loaded = engine.load()
         inventory = inventory_of(loaded, tuple(remote))
-        yield EngineRig(inventory, host_of(loaded, inventory, settings))
+        yield EngineRig(inventory, host_of(loaded, inventory, settings), show_load)
 
 
 def inventory_of(loaded: Engine, remote: tuple[WorkerDevice, ...]) -> Inventory:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,6 +19,7 @@ import click
 from caravan.bench.options import OPTIONS
 from caravan.cli.download import model_path
 from caravan.cli.endpoints import endpoints
+from caravan.cli.loading import shown_loading
 from caravan.cli.main import dashed, print_version
 from caravan.cli.seconds import Seconds
 from caravan.cli.trace import traced
@@ -25,6 +28,7 @@ from caravan.wire.dtypes import WORDS
 
 if TYPE_CHECKING:
     from caravan.bench.session import Settings
+    from caravan.llm.loader import OnLoad
 
 _FORMATS = click.Choice(("csv", "json", "jsonl", "md", "sql", "none"))
 _SHOWING_USE = frozenset(("json", "jsonl", "md"))
@@ -238,7 +242,14 @@ def command(**given: Any) -> None:
     ):
         click.echo("caravan: note: without workers there is no utilization to show", err=True)
     with traced(given["trace"], grid["model"]):
-        bench(grid, settings, open_rig, find, out=sys.stdout, err=sys.stderr)
+        rig = partial(open_rig, show_load=partial(_shown_load, settings))
+        bench(grid, settings, rig, find, out=sys.stdout, err=sys.stderr)
+
+
+def _shown_load(settings: Settings) -> AbstractContextManager[OnLoad | None]:
+    """As in llama-bench nothing is said, unless somebody is looking, or asks."""
+    looking = sys.stderr.isatty() or settings.progress
+    return shown_loading(settings.output_err != "none" or not looking, passing=True)
 
 
 def _settings(

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from caravan.llm.loader import OnLoad
     from caravan.llm.loading import DeviceLoad
-
-    OnLoad = Callable[[Sequence[DeviceLoad]], None]
 
 # A load that is shorter shows nothing; rich itself takes 0.1 s to be imported.
 _PATIENCE_SECONDS = 0.5
@@ -23,13 +22,16 @@ _MB = 1e6
 
 
 @contextlib.contextmanager
-def shown_loading(quiet: bool = False) -> Iterator[OnLoad | None]:
-    """What to give a `Model` as its `on_load`; None if nothing is to be shown."""
+def shown_loading(quiet: bool = False, *, passing: bool = False) -> Iterator[OnLoad | None]:
+    """What to give a `Model` as its `on_load`; None if nothing is to be shown.
+
+    `passing`: the bars vanish at the end.
+    """
     if quiet:
         yield None
         return
     with contextlib.ExitStack() as stack:
-        shown: OnLoad = _Bars(stack) if sys.stderr.isatty() else _Lines()
+        shown: OnLoad = _Bars(stack, passing) if sys.stderr.isatty() else _Lines()
         yield shown
 
 
@@ -84,18 +86,19 @@ def _duration(seconds: float) -> str:
 class _Bars:
     """For a terminal."""
 
-    def __init__(self, stack: contextlib.ExitStack) -> None:
+    def __init__(self, stack: contextlib.ExitStack, passing: bool) -> None:
         self._stack = stack
+        self._passing = passing
         self._begin = time.monotonic()
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
 
     def __call__(self, loads: Sequence[DeviceLoad]) -> None:
+        over = all(load.done == load.total for load in loads)
         if self._bars is None:
-            over = all(load.done == load.total for load in loads)
             if over or time.monotonic() - self._begin < _PATIENCE_SECONDS:
                 return
-            self._bars = self._stack.enter_context(_new_bars())
+            self._bars = self._stack.enter_context(_new_bars(self._passing))
         for load in loads:
             if not load.total:
                 continue
@@ -104,9 +107,13 @@ class _Bars:
             self._bars.update(
                 self._tasks[load.name], total=load.total, completed=load.done, source=source(load)
             )
+        if over:
+            # what is printed from here on is somebody else's
+            self._stack.close()
+            self._bars, self._tasks = None, {}
 
 
-def _new_bars() -> Any:
+def _new_bars(passing: bool) -> Any:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -126,4 +133,5 @@ def _new_bars() -> Any:
         TextColumn("{task.fields[source]}"),
         TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
+        transient=passing,
     )
