@@ -70,7 +70,7 @@ def serving(channel_class, devices, *extra) -> Iterator[tuple[Peer, list]]:
     ours, theirs = memory.pair()
     made, buffers = lanes(*devices)
     if channel_class is ExtChannel:
-        channel = ExtChannel(ours, made[0], made, buffers)
+        channel = ExtChannel(ours, made[0], made, buffers, *extra)
     else:
         channel = BaseChannel(ours, made, buffers, *extra)
     thread = threading.Thread(target=channel.serve)

@@ -17,7 +17,7 @@ import click
 from caravan.cli.seconds import Seconds
 from caravan.cli.sizes import Size
 from caravan.errors import UsageError, WorkerStartError
-from caravan.models.cache import cache_dir
+from caravan.models.cache import weights_dir
 
 _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
 
@@ -176,7 +176,7 @@ def _cache(named: str | None, off: bool, size: int | None) -> tuple[str, int]:
         if named is not None or size is not None:
             raise UsageError("--no-cache excludes --cache and --cache-size")
         return "", 0
-    directory = Path(named).absolute() if named else cache_dir() / "weights"
+    directory = Path(named).absolute() if named else weights_dir()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return str(directory), size or default_limit(directory)

@@ -33,6 +33,11 @@ def digests_dir() -> Path:
     return cache_dir() / "digests"
 
 
+def weights_dir() -> Path:
+    """The directory of the weights that workers keep, unless they are told another one."""
+    return cache_dir() / "weights"
+
+
 def _platform_cache() -> Path:
     xdg = os.environ.get("XDG_CACHE_HOME")
     # The XDG rules say that a relative path is to be ignored.

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from blake3 import blake3
 
@@ -121,14 +122,20 @@ class Keeping:
 
 
 class Keeper:
-    """See the module."""
+    """See the module.
 
-    def __init__(self, store: Store, pace: Pace) -> None:
+    Args:
+        now: seconds, on a clock that only goes forward.
+    """
+
+    def __init__(self, store: Store, pace: Pace, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self._store = store
         self._pace = pace
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._queue: deque[Keeping] = deque()
+        self._left: list[Keeping] = []
         self._thread: threading.Thread | None = None
         self._hurry = False
         self._closed = False
@@ -161,9 +168,9 @@ class Keeper:
         """
         with self._lock:
             mine = [keeping for keeping in self._queue if keeping.buffer.handle == handle]
-        deadline = time.monotonic() + seconds
+        deadline = self._now() + seconds
         for keeping in mine:
-            while not keeping.over and self._storing and time.monotonic() < deadline:
+            while not keeping.over and self._storing and self._now() < deadline:
                 self._step(keeping)
             keeping.drop()
         with self._lock:
@@ -187,10 +194,10 @@ class Keeper:
         """Store no more, and leave nothing unfinished. Waits for nobody."""
         with self._lock:
             self._closed = True
-            queue = list(self._queue)
+            self._left.extend(self._queue)
             self._queue.clear()
             self._changed.notify_all()
-        for keeping in queue:
+        for keeping in self._left:
             keeping.abandon()
 
     # the thread
@@ -204,12 +211,14 @@ class Keeper:
                     self._changed.wait_for(lambda: self._queue or self._closed)
                     self._pace.begin()
                 if self._closed:
-                    return
+                    break
                 keeping = self._queue[0]
             took = self._turn(keeping)
             if keeping.over:
                 self._over(keeping)
             self._pace.rest(took, self._sleep)
+        for keeping in self._left:
+            keeping.drop()
 
     def _turn(self, keeping: Keeping) -> float:
         if keeping.in_reach:
@@ -249,7 +258,7 @@ class Keeper:
             self._queue.clear()
             self._changed.notify_all()
         for keeping in queue:
-            keeping.abandon()
+            keeping.drop()
         if first:
             reason = exc.strerror or exc if isinstance(exc, OSError) else exc
             log(f"cannot save to '{self._store.directory}': {reason}; this session saves no more")
