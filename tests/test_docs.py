@@ -19,7 +19,7 @@ from caravan.cli.main import COMMANDS, cli
 from caravan.trace.recorder import _COUNTS_AS
 from caravan.trace.spans import LIMIT, Kind
 from caravan.wire import codec, extension
-from caravan.wire.commands import EXT, SET_ENTRY, Base, Command, Ext, base_table
+from caravan.wire.commands import EXT, LOAD_ENTRY, SET_ENTRY, Base, Command, Ext, base_table
 from caravan.wire.layout import Layout
 from caravan.wire.records import EXT_TENSOR, SPAN
 
@@ -52,7 +52,7 @@ def spelled(layout: Layout) -> str:
     """`0 handle u64, 8 value u8`"""
     offset, parts = 0, []
     for name, code in layout.fields:
-        kind, size = CODES[code]
+        kind, size = CODES.get(code) or (f"u8[{code[:-1]}]", int(code[:-1]))
         parts.append(f"{offset} {name} {kind}")
         offset += size
     return ", ".join(parts)
@@ -81,6 +81,8 @@ def test_every_command_is_told_with_its_number_and_layout():
         assert cell(command.request, command.tail, request), command.name
         assert cell(command.reply, command.reply_tail, reply), command.name
     assert f"`{spelled(SET_ENTRY)}`" in section(PROTOCOL, "Commands")
+    assert f"`{spelled(LOAD_ENTRY)}`" in " ".join(section(PROTOCOL, "Weights").split())
+    assert f"entries of {LOAD_ENTRY.size} bytes, {extension.MAX_LOAD} at most" in PROTOCOL
 
 
 def test_every_command_has_its_paragraph():
@@ -95,6 +97,14 @@ def test_every_status_is_told():
     assert [(int(row[0]), row[1]) for row in told] == [
         (status.value, f"`{status.name}`") for status in extension.Status
     ]
+
+
+def test_every_source_is_told():
+    told = [row for row in rows(section(PROTOCOL, "Weights")) if row[0].isdigit()]
+    assert [(int(row[0]), row[1]) for row in told] == [
+        (source.value, f"`{source.name}`") for source in extension.Source
+    ]
+    assert all(f"`{word}`" in PROTOCOL for word in extension.SOURCES)
 
 
 def test_the_frame_is_told():
