@@ -216,6 +216,14 @@ def test_every_path_that_is_named_exists():
 # cli.md
 
 
+GROUPS = ("cache", "model")
+SUBCOMMANDS = [
+    f"{group} {name}"
+    for group in GROUPS
+    for name in cli.get_command(click.Context(cli), group).commands
+]
+
+
 def options(command: click.Command) -> set[str]:
     params = command.get_params(click.Context(command, help_option_names=["-h", "--help"]))
     visible = [p for p in params if isinstance(p, click.Option) and not p.hidden]
@@ -226,7 +234,7 @@ def told_options(part: str) -> set[str]:
     return set(re.findall(r"`(--?[a-z][-\w]*)`", part, re.I))
 
 
-@pytest.mark.parametrize("words", ["", *COMMANDS, "model ls", "model show"])
+@pytest.mark.parametrize("words", ["", *COMMANDS, *SUBCOMMANDS])
 def test_every_option_has_a_help_text(words):
     command: click.Command = cli
     for word in words.split():
@@ -239,17 +247,18 @@ def test_every_option_has_a_help_text(words):
     assert silent == []
 
 
-@pytest.mark.parametrize("name", ["", *(name for name in COMMANDS if name != "model")])
+@pytest.mark.parametrize("name", ["", *(name for name in COMMANDS if name not in GROUPS)])
 def test_every_option_is_told_and_exists(name):
     command = cli.get_command(click.Context(cli), name) if name else cli
     part = section(text("cli.md"), f"caravan {name}".strip())
     assert told_options(part) == options(command)
 
 
-def test_every_model_command_is_told():
-    command = cli.get_command(click.Context(cli), "model")
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_command_of_a_group_is_told(group):
+    command = cli.get_command(click.Context(cli), group)
     assert isinstance(command, click.Group)
-    found = rows(section(text("cli.md"), "caravan model"))[1:]
+    found = rows(section(text("cli.md"), f"caravan {group}"))[1:]
     assert {row[0].strip("`").split()[0] for row in found} == set(command.commands)
     for row in found:
         subcommand = command.commands[row[0].strip("`").split()[0]]

@@ -31,10 +31,28 @@ def model_path(name_or_path: str | os.PathLike[str]) -> Path:
 def progress_bar(name: str) -> Iterator[Progress]:
     """A callback that shows the progress it is told; nothing appears before its first call."""
     if sys.stderr.isatty():
-        with _rich_bar(name) as progress:
+        with bar(name) as progress:
             yield progress
     else:
         yield _one_line(name)
+
+
+@contextlib.contextmanager
+def bar(name: str) -> Iterator[Progress]:
+    """`progress_bar` that says nothing where there is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda step, done, total: None
+        return
+    with contextlib.ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def progress(step: str, done: int, total: int) -> None:
+            # rich takes 0.1 s to import: only pay for it when there is something to show.
+            if not bars:
+                bars.append(_start_bar(stack, name))
+            bars[0](step, done, total)
+
+        yield progress
 
 
 def _one_line(name: str) -> Progress:
@@ -47,20 +65,6 @@ def _one_line(name: str) -> Progress:
             print(f"caravan: fetching {name} ({total / 1e6:.0f} MB)", file=sys.stderr, flush=True)
 
     return progress
-
-
-@contextlib.contextmanager
-def _rich_bar(name: str) -> Iterator[Progress]:
-    with contextlib.ExitStack() as stack:
-        bars: list[Progress] = []
-
-        def progress(step: str, done: int, total: int) -> None:
-            # rich takes 0.1 s to import: only pay for it when there is something to show.
-            if not bars:
-                bars.append(_start_bar(stack, name))
-            bars[0](step, done, total)
-
-        yield progress
 
 
 def _start_bar(stack: contextlib.ExitStack, name: str) -> Progress:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from caravan.cli.download import model_path, progress_bar
+from caravan.cli.tables import print_table
 from caravan.errors import ModelError
 from caravan.models.cache import models_dir
 from caravan.models.catalog import SAMPLES
@@ -82,7 +83,7 @@ def ls(as_json: bool) -> None:
     ]
     if sys.stdout.isatty():
         table.insert(0, ("NAME", "SIZE", "LICENCE", "ABOUT", "HERE"))
-    _print_table(table)
+    print_table(table)
 
 
 def _shape(name: str, about: str) -> Callable[[_F], _F]:
@@ -143,7 +144,7 @@ def show(name_or_path: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(info), indent=2))
     else:
-        _print_table(_rows(info))
+        print_table(_rows(info))
 
 
 def _rows(info: ModelInfo) -> list[tuple[str, str]]:
@@ -178,19 +179,3 @@ def _count(parameters: int) -> str:
 
 def _megabytes(size: Any) -> str:
     return f"{size / 1e6:.1f} MB"
-
-
-def _print_table(rows: Sequence[Sequence[Any]]) -> None:
-    """A line a row: aligned on a terminal, elsewhere plain columns that `cut` and `awk` can take.
-
-    A line that is too long is the terminal's to wrap: a path broken here could not be copied.
-    """
-    texts = [[str(cell) for cell in row] for row in rows]
-    if not sys.stdout.isatty():
-        for row in texts:
-            click.echo("\t".join(row))
-        return
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    for row in texts:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
