@@ -39,22 +39,29 @@ class _Part:
         self.header = header
         self.real = self.stand_in = -1
         try:
+            start = self._open(path)
+            self.stand_in = os.memfd_create("caravan-model", os.MFD_CLOEXEC)
+            rest = memoryview(start)
+            while rest:
+                rest = rest[os.write(self.stand_in, rest) :]
+            os.ftruncate(self.stand_in, self.size)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, path: Path) -> bytes:
+        """Open the real file; its header."""
+        try:
             self.real = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self.size = os.fstat(self.real).st_size
-            self.stand_in = os.memfd_create("caravan-model", os.MFD_CLOEXEC)
-            self._copy_header()
-            os.ftruncate(self.stand_in, self.size)
+            # what is looked at is most often looked at from end to end
+            os.posix_fadvise(self.real, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            data = os.pread(self.real, self.header, 0)
         except OSError as exc:
-            self.close()
             raise ModelError(f"cannot read {path}: {exc.strerror or exc}") from exc
-
-    def _copy_header(self) -> None:
-        done = 0
-        while done < self.header:
-            data = os.pread(self.real, self.header - done, done)
-            if not data:
-                raise OSError("it ends in its header")
-            done += os.write(self.stand_in, data)
+        if len(data) < self.header:
+            raise ModelError(f"{path} is cut off: it ends in its header")
+        return data
 
     def close(self) -> None:
         for fd in (self.real, self.stand_in):
@@ -72,7 +79,7 @@ class Skeleton:
     Attributes:
         laid: whether the engine has its mappings, and they show the real files.
 
-    Raises ModelError for a file that cannot be read.
+    Raises ModelError for a file that cannot be read, and OSError where there can be no stand-in.
     """
 
     def __init__(self, files: Sequence[tuple[Path, int]]) -> None:

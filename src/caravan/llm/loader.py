@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +67,19 @@ class Loader:
         remote = [device for device in self._devices if isinstance(device, RemoteDevice)]
         if not remote or not _apart(params):
             return _load([os.fsencode(path) for path in paths], c_params)
-        with ExitStack() as stack:
-            files = WeightFiles(paths)
-            handle = 0
-            if skeleton.available():
-                self._skeleton = stack.enter_context(Skeleton(files.headers()))
-                names = self._skeleton.names
-                self._names = {n.decode(): str(p) for n, p in zip(names, paths, strict=True)}
-                handle = self._load_apart(files, remote, names, c_params)
-                if not self._unmapped:
-                    return handle
-                # what it does not map, it gets as it is
-                self._skeleton = None
-                files = WeightFiles(paths)
-            return self._load_apart(files, remote, [os.fsencode(p) for p in paths], c_params)
+        names = [os.fsencode(path) for path in paths]
+        files = WeightFiles(paths)
+        self._skeleton = _stand_ins(files)
+        if self._skeleton is None:
+            return self._load_apart(files, remote, names, c_params)
+        with self._skeleton as stand_ins:
+            self._names = dict(zip(map(os.fsdecode, stand_ins.names), map(str, paths), strict=True))
+            handle = self._load_apart(files, remote, stand_ins.names, c_params)
+            self._skeleton = None
+        if not self._unmapped:
+            return handle
+        # what the engine does not map, it gets as it is
+        return self._load_apart(WeightFiles(paths), remote, names, c_params)
 
     def simple(self, call: Callable[[], int], c_params: Any) -> int:
         """A load in which nothing is brought."""
@@ -136,6 +134,19 @@ class Loader:
             self.stopped = True
         check_all(self._devices)
         return not (self.stopped or interrupt.pending())
+
+
+def _stand_ins(files: WeightFiles) -> Skeleton | None:
+    """What the engine is to open instead of the files, where that is possible."""
+    if not skeleton.available():
+        return None
+    try:
+        return Skeleton(files.headers())
+    except OSError:
+        return None
+    except BaseException:
+        files.close()
+        raise
 
 
 def _apart(params: ModelParams) -> bool:

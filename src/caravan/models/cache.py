@@ -28,11 +28,6 @@ def models_dir() -> Path:
     return cache_dir() / "models"
 
 
-def weights_dir() -> Path:
-    """The directory of the weights that workers keep, unless they are told another one."""
-    return cache_dir() / "weights"
-
-
 def digests_dir() -> Path:
     """The directory of what is known about the content of model files: see `ledger`."""
     return cache_dir() / "digests"
