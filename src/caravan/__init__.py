@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from caravan.llm import (
         Context,
         ContextParams,
+        DeviceLoad,
         GenerationStats,
         Model,
         ModelParams,
@@ -41,6 +42,7 @@ _HOME = {
     "Cluster": "caravan.backend",
     "Context": "caravan.llm",
     "ContextParams": "caravan.llm",
+    "DeviceLoad": "caravan.llm",
     "GenerationStats": "caravan.llm",
     "LocalWorkers": "caravan.worker.local",
     "Model": "caravan.llm",
@@ -62,6 +64,7 @@ __all__ = [
     "Cluster",
     "Context",
     "ContextParams",
+    "DeviceLoad",
     "GenerationStats",
     "LocalWorkers",
     "Model",

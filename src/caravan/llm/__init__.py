@@ -9,6 +9,7 @@ from caravan.llm.context import Context
 from caravan.llm.cores import physical_cores
 from caravan.llm.devices import EngineDevice, LocalDevice, local_devices
 from caravan.llm.generation import GenerationStats, generate
+from caravan.llm.loading import DeviceLoad
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.registering import Registration, register
@@ -17,6 +18,7 @@ from caravan.llm.sampling import Sampler, SamplingParams
 __all__ = [
     "Context",
     "ContextParams",
+    "DeviceLoad",
     "EngineDevice",
     "GenerationStats",
     "LocalDevice",
