@@ -25,9 +25,11 @@ def files(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
 
 
 @pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("empty_first", [False, True])
 def test_two_workers_compute_what_the_engine_computes_from_one_file(
-    files, tokens, expected, number
+    smollm2, tmp_path, tokens, expected, number, empty_first
 ):
+    files = split_model(smollm2, tmp_path / "m", 3, empty_first=empty_first)
     with (
         caravan.LocalWorkers(2, threads=1) as workers,
         caravan.connect(workers.endpoints) as cluster,

@@ -13,8 +13,9 @@ import pytest
 from caravan.errors import ModelError
 from caravan.models import sidecar
 from caravan.models.digest import digest_of_bytes
-from caravan.models.ledger import Ledger
+from caravan.models.ledger import Ledger, known_header
 from caravan.models.lock import locked
+from caravan.models.tensors import read_header
 from models import handmade
 
 ONE, TWO = bytes(range(32)), bytes(range(32, 64))
@@ -47,7 +48,8 @@ def test_what_was_noted_is_there_the_next_time(model, kept, saved, monkeypatch):
     first = Ledger.open(model, kept)
     monkeypatch.setattr("caravan.models.ledger.parse_header", None)
     second = Ledger.open(model, kept)
-    assert second.tensors == first.tensors
+    assert second.header == first.header == known_header(model, kept) == read_header(model)
+    assert second.tensors == second.header.tensors
     assert (second.digest("a"), second.digest("b")) == (ONE, None)
     assert repr(second) == "<Ledger m.gguf: 1 of 2 digests>"
 
@@ -166,15 +168,24 @@ def test_a_sidecar_with_one_wrong_bit_is_not_used(model, kept, saved):
         lambda data: data.update(size=float(data["size"])),
         lambda data: data.pop("inode"),
         lambda data: data.update(tensors=[]),
+        lambda data: data.update(architecture=7),
+        lambda data: data.update(layers="30"),
+        lambda data: data.update(split=None),
+        lambda data: data.update(splits=True),
+        lambda data: data.update(start=-1),
+        lambda data: data.update(start=data["end"]),
+        lambda data: data.update(end=data["start"]),
+        lambda data: data.pop("split_tensors"),
         lambda data: data["tensors"].update(a=[0, 1 << 40, ""]),
+        lambda data: data["tensors"].update(a=[0, 8, ""]),
         lambda data: data["tensors"].update(a=[-8, 8, ""]),
-        lambda data: data["tensors"].update(a=[0, -8, ""]),
+        lambda data: data["tensors"].update(a=[data["start"], -8, ""]),
         lambda data: data["tensors"].update(a=[True, 8, ""]),
         lambda data: data["tensors"].update(a=["0", 8, ""]),
-        lambda data: data["tensors"].update(a=[0, 8]),
-        lambda data: data["tensors"].update(a=[0, 8, 1]),
-        lambda data: data["tensors"].update(a=[0, 8, "00"]),
-        lambda data: data["tensors"].update(a=[0, 8, "g" * 64]),
+        lambda data: data["tensors"].update(a=[data["start"], 8]),
+        lambda data: data["tensors"].update(a=[data["start"], 8, 1]),
+        lambda data: data["tensors"].update(a=[data["start"], 8, "00"]),
+        lambda data: data["tensors"].update(a=[data["start"], 8, "g" * 64]),
         lambda data: data["tensors"].update(a=None),
     ],
 )
@@ -242,6 +253,20 @@ def test_a_file_that_ends_before_its_data_has_no_ledger(model, kept):
     os.truncate(model, model.stat().st_size - 1)
     with pytest.raises(ModelError, match="is cut off"):
         Ledger.open(model, kept)
+
+
+def test_a_header_without_data_is_known_too(model, kept):
+    os.truncate(model, model.stat().st_size - 1)
+    assert known_header(model, kept) == read_header(model)
+
+
+def test_a_part_without_tensors(tmp_path, kept):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(handmade.gguf([handmade.key(b"split.count", handmade.U16, 2)], []))
+    ledger = Ledger.open(path, kept)
+    assert ledger.save()
+    again = Ledger.open(path, kept)
+    assert (again.tensors, again.header.splits, again.header) == ({}, 2, ledger.header)
 
 
 def test_a_name_that_is_no_text(model, kept):

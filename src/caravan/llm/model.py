@@ -73,7 +73,6 @@ class Model:
         self.contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self.path = resolve(path)
         self.params = params or ModelParams()
-        # the engine finds the others of several files by itself
         self.parts = parts(self.path)
         self.devices = _used(tuple(devices), self.params)
         check_count(self.devices)
@@ -113,7 +112,7 @@ class Model:
                 lambda: load_fake(self.path, self._fake_size, self.devices, c_params), c_params
             )
         else:
-            handle = loader.load([self.path], self.params, c_params)
+            handle = loader.load(self.parts, self.params, c_params)
         del keep
         # to be freed if anything is raised from here on
         self.handle = handle

@@ -66,7 +66,7 @@ class WeightFiles:
 
     def headers(self) -> list[tuple[Path, int]]:
         """Each path, and how many bytes of it come before the data."""
-        starts = (min((s.offset for s in x.tensors.values()), default=0) for x in self._ledgers)
+        starts = (ledger.header.start for ledger in self._ledgers)
         return list(zip(self.paths, starts, strict=True))
 
     def names(self) -> list[str]:

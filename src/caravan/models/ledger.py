@@ -10,13 +10,19 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from caravan.errors import ModelError
 from caravan.models import sidecar
 from caravan.models.cache import digests_dir
 from caravan.models.digest import DIGEST_SIZE
 from caravan.models.sidecar import Content, Stamp
-from caravan.models.tensors import Span, check_whole, open_gguf, parse_header
+from caravan.models.tensors import Header, Span, check_whole, open_gguf, parse_header
+
+
+def known_header(path: Path, directory: Path | None = None) -> Header:
+    """`read_header`, without reading it if a sidecar knows the file as it is. Raises ModelError."""
+    return _look(path, directory).content.header
 
 
 class Ledger:
@@ -24,17 +30,17 @@ class Ledger:
 
     Attributes:
         path: the file, as it was given.
+        header: what it says.
         tensors: where each one's data lie in it.
     """
 
-    def __init__(self, path: Path, kept: Path, stamp: Stamp, device: int, content: Content) -> None:
+    def __init__(self, path: Path, found: _Found) -> None:
         """Use `open`."""
         self.path = path
-        self.tensors: dict[str, Span] = content.tensors
-        self._digests = content.digests
-        self._kept = kept
-        self._stamp = stamp
-        self._device = device
+        self.header = found.content.header
+        self.tensors: dict[str, Span] = self.header.tensors
+        self._digests = found.content.digests
+        self._found = found
         self._lock = threading.Lock()
 
     @staticmethod
@@ -44,17 +50,9 @@ class Ledger:
 
         Raises ModelError: it cannot be read, is no GGUF file, is damaged or is cut off.
         """
-        with open_gguf(path) as file:
-            status = os.fstat(file.fileno())
-            real = os.path.realpath(path)
-            stamp = Stamp(real, status.st_size, status.st_mtime_ns, status.st_ino)
-            kept = sidecar.sidecar_path(directory or digests_dir(), real)
-            content = sidecar.read(kept, stamp)
-            if content is None:
-                header = parse_header(file.fileno(), path)
-                check_whole(header, status.st_size, path)
-                content = Content(header.tensors, {})
-        return Ledger(path, kept, stamp, status.st_dev, content)
+        found = _look(path, directory)
+        check_whole(found.content.header, found.stamp.size, path)
+        return Ledger(path, found)
 
     def __repr__(self) -> str:
         return f"<Ledger {self.path.name}: {len(self._digests)} of {len(self.tensors)} digests>"
@@ -76,8 +74,7 @@ class Ledger:
             status = os.stat(self.path)
         except OSError:
             return False
-        found = (status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
-        return found == (*self._stamp[1:], self._device)
+        return _state(status) == self._found.state
 
     def save(self) -> bool:
         """Write the sidecar, whole or not at all, with what other processes saved since `open`.
@@ -88,5 +85,36 @@ class Ledger:
         if not self.current():
             return False
         with self._lock:
-            content = Content(self.tensors, dict(self._digests))
-        return sidecar.write(self._kept, self._stamp, content)
+            content = Content(self.header, dict(self._digests))
+        return sidecar.write(self._found.kept, self._found.stamp, content)
+
+
+class _Found(NamedTuple):
+    """A file, as it was when somebody looked.
+
+    Attributes:
+        kept: where its sidecar is, or would be.
+        state: what changes with the file; the device is not kept, since it may be another one
+            after a reboot.
+    """
+
+    kept: Path
+    stamp: Stamp
+    state: tuple[int, int, int, int]
+    content: Content
+
+
+def _look(path: Path, directory: Path | None) -> _Found:
+    with open_gguf(path) as file:
+        status = os.fstat(file.fileno())
+        real = os.path.realpath(path)
+        stamp = Stamp(real, status.st_size, status.st_mtime_ns, status.st_ino)
+        kept = sidecar.sidecar_path(directory or digests_dir(), real)
+        content = sidecar.read(kept, stamp)
+        if content is None:
+            content = Content(parse_header(file.fileno(), path), {})
+    return _Found(kept, stamp, _state(status), content)
+
+
+def _state(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev

@@ -1,4 +1,4 @@
-"""The file in the cache that keeps what is known of a model file: its tensors and their digests.
+"""The file in the cache that keeps what is known of a model file: its header, and digests.
 
 Written and read by `ledger` alone. One line with a checksum, then JSON; what does not agree with
 its checksum, or speaks of another file or an earlier state of it, counts as absent. Nothing in it
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from caravan.models.digest import DIGEST_SIZE, digest_of_bytes
 from caravan.models.lock import locked
-from caravan.models.tensors import Span
+from caravan.models.tensors import Header, Span
 
 _MARK = b"caravan digests 1 "
 _MOST = 256 << 20
@@ -32,10 +32,22 @@ class Stamp(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What is known of a file's tensors; a digest may be missing."""
+    """What is known of a file; the digests of some tensors may be missing."""
 
-    tensors: dict[str, Span]
+    header: Header
     digests: dict[str, bytes]
+
+
+# the fields of a header beside its tensors, and whether they may be missing
+_FIELDS: dict[str, tuple[type, bool]] = {
+    "architecture": (str, True),
+    "layers": (int, True),
+    "split": (int, False),
+    "splits": (int, False),
+    "split_tensors": (int, True),
+    "start": (int, False),
+    "end": (int, False),
+}
 
 
 def sidecar_path(directory: Path, real_path: str) -> Path:
@@ -75,8 +87,8 @@ def write(path: Path, stamp: Stamp, content: Content) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _alone(path.parent):
             other = read(path, stamp)
-            if other is not None and other.tensors == content.tensors:
-                content = Content(content.tensors, other.digests | content.digests)
+            if other is not None and other.header == content.header:
+                content = Content(content.header, other.digests | content.digests)
             part = path.with_suffix(".part")
             try:
                 part.write_bytes(_encode(stamp, content))
@@ -104,9 +116,11 @@ def _encode(stamp: Stamp, content: Content) -> bytes:
     nothing = b""
     tensors = {
         name: [*span, content.digests.get(name, nothing).hex()]
-        for name, span in content.tensors.items()
+        for name, span in content.header.tensors.items()
     }
-    body = json.dumps({**stamp._asdict(), "tensors": tensors}, separators=(",", ":")).encode()
+    fields = {name: getattr(content.header, name) for name in _FIELDS}
+    data = {**stamp._asdict(), **fields, "tensors": tensors}
+    body = json.dumps(data, separators=(",", ":")).encode()
     return _MARK + digest_of_bytes(body).hex().encode() + b"\n" + body
 
 
@@ -114,16 +128,20 @@ def _content(data: Any, stamp: Stamp) -> Content | None:
     found = tuple(data[field] for field in Stamp._fields)
     if found != stamp or [type(value) for value in found] != [str, int, int, int]:
         return None
+    fields = {name: data[name] for name in _FIELDS}
+    for name, (kind, optional) in _FIELDS.items():
+        if type(fields[name]) is not kind and not (optional and fields[name] is None):
+            return None
     tensors: dict[str, Span] = {}
     digests: dict[str, bytes] = {}
     for name, (offset, size, text) in data["tensors"].items():
         if type(offset) is not int or type(size) is not int:
             return None
-        if offset < 0 or size < 0 or offset + size > stamp.size:
+        if size < 0 or not 0 <= fields["start"] <= offset <= fields["end"] - size:
             return None
         tensors[name] = Span(offset, size)
         if text:
             digests[name] = digest = bytes.fromhex(text)
             if len(digest) != DIGEST_SIZE:
                 return None
-    return Content(tensors, digests)
+    return Content(Header(tensors=tensors, **fields), digests)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from caravan.errors import ModelError
-from caravan.models.tensors import Header, check_whole, read_header
+from caravan.models.ledger import known_header
+from caravan.models.tensors import Header, check_whole
 
 _NAME = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<of>[0-9]{5})\.gguf", re.DOTALL)
 _MOST_NAMED = 3
@@ -47,7 +48,7 @@ def parts(path: Path) -> tuple[Path, ...]:
 def read_parts(path: Path) -> tuple[Part, ...]:
     """`parts` with their headers. Of a model in several files all tensors are there; whether those
     of a single file are is not asked, since a fake model's are not."""
-    header = read_header(path)
+    header = known_header(path)
     if header.splits == 1:
         return (Part(path, header),)
     name = _named(path.name)
@@ -75,7 +76,7 @@ def first_part(path: Path) -> Path:
         return path
     first = path.with_name(name.other(1))
     try:
-        return first if first.is_file() and read_header(path).splits == name.of else path
+        return first if first.is_file() and known_header(path).splits == name.of else path
     except ModelError:
         return path
 
@@ -107,7 +108,7 @@ def _check_present(path: Path, name: _Name) -> None:
 
 
 def _read(path: Path, number: int, name: _Name) -> Header:
-    header = read_header(path)
+    header = known_header(path)
     if (header.split + 1, header.splits) != (number, name.of):
         says = f"part {header.split + 1} of {header.splits}" if header.splits > 1 else "no part"
         raise ModelError(f"{path} is not part {number} of {name.of}: it says that it is {says}")

@@ -61,6 +61,7 @@ class Header:
         layers: of the whole model (`<architecture>.block_count`).
         split, splits: the file is number `split`, from 0, of so many; 0 of 1 for a whole model.
         split_tensors: tensors in all of the splits.
+        start: where the tensors' data begin; all that comes before is the header.
         end: the least size of the file with all of its data.
     """
 
@@ -70,6 +71,7 @@ class Header:
     split: int
     splits: int
     split_tensors: int | None
+    start: int
     end: int
 
 
@@ -205,7 +207,12 @@ def _parse(window: _Window) -> Header:
     alignment = numbers.get(b"general.alignment", _DEFAULT_ALIGNMENT)
     if not 0 < alignment <= _MOST_ALIGNMENT or alignment & alignment - 1:
         raise _Wrong(f"damaged: its alignment is {alignment}")
-    tensors, end = _parse_directory(window, n_tensors, alignment)
+    found = _parse_directory(window, n_tensors, alignment)
+    window.require(0)
+    start = window.position
+    if found:
+        start = -(-start // alignment) * alignment
+    tensors = {name: Span(start + span.offset, span.size) for name, span in found.items()}
     splits = numbers.get(b"split.count", 0)
     return Header(
         tensors=tensors,
@@ -214,7 +221,8 @@ def _parse(window: _Window) -> Header:
         split=numbers.get(b"split.no", 0) if splits else 0,
         splits=splits or 1,
         split_tensors=numbers.get(b"split.tensors.count"),
-        end=end,
+        start=start,
+        end=max((span.offset + span.size for span in tensors.values()), default=start),
     )
 
 
@@ -251,8 +259,8 @@ def _skip_array(window: _Window) -> None:
         raise _Wrong(f"damaged: type {kind} of the array at {window.position}")
 
 
-def _parse_directory(window: _Window, count: int, alignment: int) -> tuple[dict[str, Span], int]:
-    """The tensors' places from the start of the file, and where the last of them ends."""
+def _parse_directory(window: _Window, count: int, alignment: int) -> dict[str, Span]:
+    """The tensors' places, counted from the start of the data."""
     found: dict[str, Span] = {}
     for _ in range(count):
         name, span = _parse_tensor(window)
@@ -261,11 +269,7 @@ def _parse_directory(window: _Window, count: int, alignment: int) -> tuple[dict[
         if span.offset % alignment:
             raise _Wrong(f"damaged: {name!a} begins at {span.offset}, not aligned to {alignment}")
         found[name] = span
-    window.require(0)
-    start = -(-window.position // alignment) * alignment
-    tensors = {name: Span(start + span.offset, span.size) for name, span in found.items()}
-    ends = [span.offset + span.size for span in tensors.values()]
-    return tensors, max(ends, default=window.position)
+    return found
 
 
 def _parse_tensor(window: _Window) -> tuple[str, Span]:
