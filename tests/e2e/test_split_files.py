@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import caravan
 from caravan.errors import ModelError
-from caravan.llm import Context, ContextParams, Model
+from caravan.llm import Context, ContextParams, DeviceLoad, Model
 from e2e.processes import assert_one_line
 from e2e.processes import caravan as command
 from splitting import split_model
@@ -61,3 +62,48 @@ def test_run_and_bench_take_any_part(files):
     (record,) = json.loads(done.stdout)
     assert record["model_filename"] == str(files[0])
     assert record["model_n_params"] == 134_515_008
+
+
+def sources(load: Sequence[DeviceLoad]) -> tuple[int, int, int]:
+    """Bytes from files of the workers, from their caches, and from here."""
+    found = [(device.disk, device.cache, device.network) for device in load]
+    disk, cache, network = map(sum, zip(*found, strict=True))
+    return disk, cache, network
+
+
+def load(path: Path, worker: caravan.Worker) -> tuple[int, int, int]:
+    states: list[Sequence[DeviceLoad]] = []
+    with (
+        caravan.connect([worker.endpoint]) as cluster,
+        Model(path, devices=cluster.devices, on_load=states.append) as model,
+    ):
+        assert model.n_params == 134_515_008
+        return sources(states[-1])
+
+
+@pytest.mark.parametrize("here", ["whole", "split"])
+def test_a_worker_reads_its_own_files_however_they_are_cut(
+    smollm2, files, tmp_path, monkeypatch, here
+):
+    """What a tensor holds decides, not in which file it lies."""
+    monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path / "cache"))
+    there = tmp_path / "models" / "deep"
+    there.mkdir(parents=True)
+    for path in files if here == "whole" else [smollm2]:
+        (there / path.name).write_bytes(path.read_bytes())
+    options = ("--no-cache", "--model-dir", str(tmp_path / "models"))
+    with caravan.Worker("CPU:1", options=options) as worker:
+        disk, cache, network = load(smollm2 if here == "whole" else files[0], worker)
+    assert cache == 0
+    assert disk > 90e6
+    assert network == 0
+
+
+def test_weights_of_all_parts_are_kept(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path / "cache"))
+    options = ("--cache", str(tmp_path / "kept"))
+    with caravan.Worker("CPU:1", options=options) as worker:
+        first = load(files[0], worker)
+        second = load(files[2], worker)
+    assert first[:2] == (0, 0)
+    assert second == (0, first[2], 0)
