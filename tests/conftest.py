@@ -12,17 +12,31 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from caravan.models import cache_dir
+
 pytest_plugins = ("leaks",)
 
 settings.register_profile("caravan", deadline=None)
 settings.load_profile("caravan")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell starts its background jobs with SIGINT ignored, and so would be all that they start:
-    the tests press Ctrl-C."""
+    the tests press Ctrl-C. And what is cached of models and weights is not the user's."""
+    _set_cache(config)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _set_cache(config: pytest.Config) -> None:
+    """A cache of the tests' own, but for what is fetched."""
+    own = Path(tempfile.mkdtemp(prefix="caravan-tests-"))
+    for name in ("models", "lib"):
+        fetched = cache_dir() / name
+        fetched.mkdir(parents=True, exist_ok=True)
+        (own / name).symlink_to(fetched)
+    os.environ["CARAVAN_CACHE"] = str(own)
+    config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
 
 
 @pytest.fixture(scope="session")

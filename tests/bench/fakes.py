@@ -149,7 +149,7 @@ class FakeRig:
         raise AssertionError("nobody asked how busy the devices are")
 
     @contextmanager
-    def open(self, settings: Settings) -> Iterator[FakeRig]:
+    def open(self, settings: Settings, show_load: object = None) -> Iterator[FakeRig]:
         self.settings = settings
         self.log.append("open")
         try:
