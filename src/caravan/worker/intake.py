@@ -6,6 +6,7 @@ what has arrived; whether that is what somebody wanted is for the caller to see.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -31,7 +32,8 @@ def take_in(lane: Lane, address: int, size: int, fd: int, offset: int) -> bytes 
     the buffer is not there, and Gone when it is about to be freed.
     """
     buffer, at = lane.locate(address, size)
-    os.posix_fadvise(fd, offset, size, os.POSIX_FADV_SEQUENTIAL)
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_SEQUENTIAL)
     if buffer.native is not None and buffer.native.view is None:
         return _through_the_engine(lane, address, size, fd, offset)
     return _in_place(lane, buffer, at, size, fd, offset)

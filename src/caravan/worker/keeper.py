@@ -247,7 +247,7 @@ class Keeper:
             return 0.0
         if keeping.refused and not self._full:
             self._full = True
-            log("the weight cache is full of what is in use; see --cache-size")
+            log("the weight cache has no room for all of this model; see --cache-size")
         return took
 
     def _give_up(self, exc: Exception) -> None:

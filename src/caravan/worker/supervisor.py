@@ -312,7 +312,9 @@ class Supervisor:
 def _cache(settings: Settings) -> str:
     if not settings.cache:
         return "n/a"
-    return f"{settings.cache} (at most {settings.cache_size / (1 << 30):.1f} GiB)"
+    size = settings.cache_size
+    bound = f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size >> 20} MiB"
+    return f"{settings.cache} (at most {bound})"
 
 
 def say(text: str) -> None:
