@@ -17,8 +17,8 @@ from caravan.backend.tensor import RemoteTensor
 from caravan.llm.weights import WeightFiles
 from caravan.stream.delivery import Delivery, Weight
 
-# The reading of digests is ahead of the sending by so many bytes of each device: what both read
-# comes from the disk once, if it stays in memory for so long.
+# The reading of digests is ahead of the sending by so many bytes of each device, give or take a
+# tensor: what both read comes from the disk once, if it stays in memory for so long.
 _AHEAD = 512 << 20
 _TICK = 0.1
 
@@ -72,6 +72,8 @@ class Loading:
         self._taken: set[str] = set()
         self._cancelled = False
         self._sealed = False
+        self._here = 0  # bytes that stay on this machine
+        self._fraction = 0.0
         self._error: BaseException | None = None
         self._reader = threading.Thread(
             target=self._read_digests, name="caravan-digests", daemon=True
@@ -82,14 +84,16 @@ class Loading:
 
     @property
     def fraction(self) -> float:
-        """Of the model's bytes; what stays on this machine counts once the engine has loaded."""
+        """Of the model's bytes, never less than before; what stays on this machine counts once the
+        engine has loaded."""
         brought = [delivery.brought for delivery in self._deliveries.values()]
-        if self._sealed:
-            total = sum(b.total for b in brought)
-            done = self._files.size - total + sum(b.done for b in brought)
-        else:
-            done = sum(b.done for b in brought)
-        return min(1.0, max(0.0, done / self._files.size)) if self._files.size else 1.0
+        done = self._here + sum(b.done for b in brought)
+        total = self._here + sum(b.total for b in brought)
+        if not self._sealed:
+            total = max(total, self._files.size)
+        # some tensors go to several places, which is not known from the start
+        self._fraction = max(self._fraction, done / total if total else 1.0)
+        return self._fraction
 
     def state(self) -> list[DeviceLoad]:
         """How far each device is, in the order of the devices."""
@@ -136,6 +140,8 @@ class Loading:
         `step` is called some ten times a second and stops the loading by answering False. Raises
         what went wrong: ModelError for the files, WorkerLost.
         """
+        places = map(self._files.find, self.left_here())
+        self._here = sum(place.span.size for place in places if place is not None)
         self._sealed = True
         if self._reader.ident is None:
             self._seal()

@@ -104,6 +104,7 @@ class Delivery:
         self._window = Window()
         self._expecting = True
         self._backlog = 0
+        self._counting = threading.Lock()
         self._thread = threading.Thread(
             target=self._run, name=f"caravan-weights {link.stream.device}", daemon=True
         )
@@ -120,7 +121,8 @@ class Delivery:
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait to be sent."""
+        """Bytes that wait to be sent, as far as is known: of what was asked for, all but what was
+        found."""
         return self._backlog
 
     def expect(self, weight: Weight) -> None:
@@ -129,11 +131,13 @@ class Delivery:
 
     def ask(self, weight: Weight, digest: bytes) -> None:
         """Let the worker find it; it is sent if that cannot."""
+        self._add_backlog(weight.size)
         self._inbox.put(lambda: self._questions.append((weight, digest)))
 
     def send(self, weight: Weight) -> None:
         """Send it, with nothing asked."""
-        self._inbox.put(lambda: self._enqueue(weight, None))
+        self._add_backlog(weight.size)
+        self._inbox.put(lambda: self._to_send.append((weight, None)))
 
     def seal(self) -> None:
         """Nothing more will come: it ends when all has been brought."""
@@ -189,9 +193,9 @@ class Delivery:
     def _seal(self) -> None:
         self._expecting = False
 
-    def _enqueue(self, weight: Weight, digest: bytes | None) -> None:
-        self._to_send.append((weight, digest))
-        self._backlog += weight.size
+    def _add_backlog(self, size: int) -> None:
+        with self._counting:
+            self._backlog += size
 
     def _ask_more(self) -> None:
         while self._questions and self._asked < _MOST_ASKED:
@@ -235,7 +239,9 @@ class Delivery:
             elif source == Source.CACHE:
                 self.brought.cache += weight.size
             else:
-                self._enqueue(weight, digest)
+                self._to_send.append((weight, digest))
+                continue
+            self._add_backlog(-weight.size)
         self._changed()
 
     def _send_piece(self, piece: memoryview) -> None:
@@ -247,7 +253,7 @@ class Delivery:
                 return
             ticket = self.link.bring(weight.target, self._offset, data)
         self._window.sent(len(data))
-        self._backlog -= len(data)
+        self._add_backlog(-len(data))
         self._hear(ticket, partial(self._arrived, len(data), ticket))
         self.link.stream.drain()
         self._offset += len(data)
