@@ -132,15 +132,19 @@ class Skeleton:
 
 
 def _mappings() -> dict[int, tuple[int, int]]:
-    """Start and end of this process's mappings of our stand-ins, by their inodes."""
-    found = {}
+    """Start and end of this process's mappings of our stand-ins, by their inodes.
+
+    Advice about a range of one makes several of it, which lie side by side.
+    """
+    found: dict[int, tuple[int, int]] = {}
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if "/memfd:caravan-model" not in line:
                 continue
             addresses, _rights, _offset, _device, inode, _name = line.split(maxsplit=5)
             start, _, end = addresses.partition("-")
-            found[int(inode)] = (int(start, 16), int(end, 16))
+            first, _ = found.get(int(inode), (int(start, 16), 0))
+            found[int(inode)] = (first, int(end, 16))
     return found
 
 
