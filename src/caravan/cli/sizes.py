@@ -36,6 +36,18 @@ class Size(click.types.IntParamType):
         return size
 
 
+class Sizes(click.types.StringParamType):
+    """Several of them, one after the other: `8GiB,500MB`."""
+
+    name = "sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return tuple(value)
+        size = Size()
+        return tuple(size.convert(part, param, ctx) for part in value.split(","))
+
+
 def parse_size(text: str) -> int | None:
     """Bytes; None for what is no size."""
     match = _PATTERN.fullmatch(text)

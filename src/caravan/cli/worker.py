@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from caravan.cli.seconds import Seconds
-from caravan.cli.sizes import Size
+from caravan.cli.sizes import Size, Sizes
 from caravan.errors import UsageError, WorkerStartError
 from caravan.models.cache import weights_dir
 
@@ -79,6 +79,14 @@ _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
     "what is here need not be sent. May be given several times.",
 )
 @click.option(
+    "--max-memory",
+    type=Sizes(),
+    default=(),
+    metavar="SIZE[,SIZE...]",
+    help="Most memory that all heads together get of each device, such as 8GiB, announced as the "
+    "device's own; several: one for each device. [default: no limit]",
+)
+@click.option(
     "--protocol",
     type=click.Choice(list(_PROTOCOLS)),
     default="auto",
@@ -110,6 +118,7 @@ def command(
     no_cache: bool,
     cache_size: int | None,
     model_dirs: tuple[str, ...],
+    max_memory: tuple[int, ...],
     protocol: str,
     timeout: float,
     peer_address: str,
@@ -147,6 +156,7 @@ def command(
         cache=directory,
         cache_size=limit,
         model_dirs=tuple(map(os.path.abspath, model_dirs)),
+        max_memory=max_memory,
     )
     with _removed(own_directory):
         sys.exit(Supervisor(settings).run())

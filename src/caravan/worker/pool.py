@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from caravan.worker import control
 from caravan.worker.log import log
 from caravan.worker.process import SessionProcess
+from caravan.worker.tally import Tally
 
 _GRACE = 3.0
 _SPARE_DELAY = 1.0
@@ -33,6 +34,7 @@ class Pool:
         limit: how many sessions there may be.
         selector: where the processes' reports are watched; the data is a call without arguments.
         gone: told the number of every connection that has ended.
+        tally: where the processes write down what they hold of the devices' memory, if they do.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class Pool:
         limit: int,
         selector: selectors.BaseSelector,
         gone: Callable[[int], None],
+        tally: Tally | None = None,
     ) -> None:
         self._arguments = arguments
         self._limit = limit
         self._selector = selector
         self._gone = gone
+        self._tally = tally
         self._processes: list[SessionProcess] = []
         self._dying: list[SessionProcess] = []
         self._spares: list[SessionProcess] = []
@@ -66,7 +70,7 @@ class Pool:
         """Start the next session process; when that fails, it is tried again later."""
         self._spare_at = 0.0
         try:
-            process = SessionProcess(self._arguments)
+            process = self._new_process()
         except OSError as exc:
             log(f"cannot start a session process: {exc.strerror or exc}")
             self._retry_later()
@@ -76,6 +80,18 @@ class Pool:
         self._selector.register(
             process.control, selectors.EVENT_READ, lambda: self._on_message(process)
         )
+
+    def _new_process(self) -> SessionProcess:
+        tally = self._tally
+        if tally is None:
+            return SessionProcess(self._arguments)
+        row = tally.take()
+        try:
+            arguments = (*self._arguments, "--tally", str(tally.fd), "--row", str(row))
+            return SessionProcess(arguments, (tally.fd,), row)
+        except OSError:
+            tally.give_back(row)
+            raise
 
     def session(self, key: str, queue: int = 0) -> tuple[SessionProcess | None, str]:
         """The process of the session `key`, or of a new one for no key; or why there is none.
@@ -133,6 +149,8 @@ class Pool:
         """Reap the dead, tell of violent deaths, and see to one spare."""
         for process in [p for p in self._dying if p.reap() is not None]:
             self._dying.remove(process)
+            if self._tally is not None and process.row is not None:
+                self._tally.give_back(process.row)
             death = process.death()
             if death:
                 log(f"session process {process.pid} {death}")
@@ -195,6 +213,8 @@ class Pool:
         process.control.close()
         self._processes.remove(process)
         self._dying.append(process)
+        if self._tally is not None and process.row is not None:
+            self._tally.clear(process.row)
         process.key = process.peer_key = ""
         for connection in process.connections:
             self._gone(connection)

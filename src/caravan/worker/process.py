@@ -16,6 +16,11 @@ from caravan.worker import control
 class SessionProcess:
     """A running `caravan.worker.session`.
 
+    Args:
+        arguments: of its command line.
+        fds: further descriptors for it.
+        row: of the tally; None where there is none.
+
     Attributes:
         ready: what it reported; None until it has.
         key: the secret under which further connections join; empty for the spare.
@@ -23,7 +28,10 @@ class SessionProcess:
         connections: the supervisor's numbers of those it serves.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], fds: Sequence[int] = (), row: int | None = None
+    ) -> None:
+        self.row = row
         self.ready: control.Ready | None = None
         self.key = ""
         self.peer_key = ""
@@ -42,7 +50,7 @@ class SessionProcess:
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *fds),
                 # ggml would run a debugger over itself when it aborts.
                 env={**os.environ, "GGML_NO_BACKTRACE": "1"},
                 start_new_session=True,

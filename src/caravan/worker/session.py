@@ -37,6 +37,7 @@ from caravan.worker.ext_channel import ExtChannel, error_reply
 from caravan.worker.keeper import Keeper
 from caravan.worker.lane import GraphStore, Lane
 from caravan.worker.library import Library
+from caravan.worker.limited import limited
 from caravan.worker.loader import Loader
 from caravan.worker.log import log
 from caravan.worker.native import NativeDevice
@@ -44,6 +45,7 @@ from caravan.worker.pace import Pace
 from caravan.worker.peers import Peers
 from caravan.worker.sim import SimDevice
 from caravan.worker.store import Store
+from caravan.worker.tally import Row
 from caravan.worker.weights import Weights
 
 
@@ -239,6 +241,9 @@ def serve(talk: socket.socket, args: argparse.Namespace) -> None:
     """Report to the supervisor, then adopt what it sends until it is gone."""
     try:
         loaded, devices = open_devices(args.devices, args.threads)
+        limits = [int(limit) for limit in args.max_memory.split(",") if limit]
+        if limits:
+            devices = limited(devices, limits, Row(args.tally, args.row))
         ready = control.Ready(
             engine=loaded.version,
             protocol=loaded.rpc_version[0],
@@ -286,6 +291,9 @@ def main() -> None:
     parser.add_argument("--cache", default="")
     parser.add_argument("--cache-size", type=int, default=0)
     parser.add_argument("--model-dir", action="append", default=[])
+    parser.add_argument("--max-memory", default="")
+    parser.add_argument("--tally", type=int, default=-1)
+    parser.add_argument("--row", type=int, default=0)
     parser.add_argument("--beside-head", action="store_true")
     args = parser.parse_args()
     # a simulated device has to wake in time, and computes nothing

@@ -30,6 +30,7 @@ from caravan.worker.handshake import Greeting, greet, refuse
 from caravan.worker.log import log
 from caravan.worker.pool import Pool
 from caravan.worker.process import SessionProcess, close_pipe
+from caravan.worker.tally import Tally
 
 _START_TIMEOUT = 120.0
 
@@ -47,6 +48,8 @@ class Settings:
         cache: directory of the weight cache; empty for none.
         cache_size: bytes that it may hold.
         model_dirs: where this machine has GGUF files of its own.
+        max_memory: bytes that all sessions together may hold of a device: one limit for each of
+            them, or one that holds for each; empty for none.
     """
 
     host: str = "127.0.0.1"
@@ -61,6 +64,7 @@ class Settings:
     cache: str = ""
     cache_size: int = 0
     model_dirs: tuple[str, ...] = ()
+    max_memory: tuple[int, ...] = ()
     max_sessions: int = 16
     max_connections: int = 256
 
@@ -97,10 +101,12 @@ class Supervisor:
             *("--devices", settings.devices, "--threads", str(settings.threads)),
             *("--cache", settings.cache, "--cache-size", str(settings.cache_size)),
             *(f"--model-dir={directory}" for directory in settings.model_dirs),
+            *("--max-memory", ",".join(map(str, settings.max_memory))),
             # who started it is most likely the head
             *(("--beside-head",) if settings.parent_fd >= 0 else ()),
         )
-        self._pool = Pool(arguments, settings.max_sessions, self._selector, self._gone)
+        self._tally = Tally() if settings.max_memory else None
+        self._pool = Pool(arguments, settings.max_sessions, self._selector, self._gone, self._tally)
 
     # start and end
 
@@ -174,6 +180,8 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         listener.close(self._listeners)
         self._pool.end()
+        if self._tally is not None:
+            self._tally.close()
         for arrival in (*self._arrivals, *self._waiting):
             arrival.sock.close()
         self._selector.close()
