@@ -1,10 +1,13 @@
 """Every error that Caravan raises, in one hierarchy under `CaravanError`.
 
 All floors raise these and nothing else for a condition that a user can meet; the command line turns
-any of them into one line on stderr and exit code 1. This module imports nothing.
+any of them into one line on stderr and exit code 1. This module imports nothing of the package.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class CaravanError(Exception):
@@ -36,6 +39,20 @@ class ModelError(EngineError):
 
 class ContextError(EngineError):
     """The engine could not make a context (often: not enough memory on a device)."""
+
+
+class DoesNotFit(ModelError, ContextError):
+    """A device has not the memory that a model or a context needs, which was seen beforehand.
+
+    Attributes:
+        needs: what each device needs and has free (`caravan.llm.Needs`).
+        suggestions: what would fit instead (`caravan.llm.Suggestion`), most useful first.
+    """
+
+    def __init__(self, text: str, needs: Any = None, suggestions: Sequence[Any] = ()) -> None:
+        super().__init__(text)
+        self.needs = needs
+        self.suggestions = list(suggestions)
 
 
 class DecodeError(EngineError):

@@ -102,6 +102,11 @@ def test_a_truncated_model(size, smollm2, tmp_path):
 
 def test_a_refused_allocation_names_the_device(smollm2):
     done = caravan(*COMMANDS["run"], "-m", str(smollm2), "-c", "8000000", "--local-workers", "2")
+    assert_one_line(done, "does not fit", " at 127.0.0.1:", " lacks ", "KV cache")
+    done = caravan(
+        *(*COMMANDS["run"], "-m", str(smollm2), "-c", "8000000", "--local-workers", "2"),
+        *("--fit", "off"),
+    )
     assert_one_line(done, "no context of 8000000 tokens", " at 127.0.0.1:", "no room")
 
 

@@ -473,7 +473,7 @@ def test_a_cut_connection(pair, smollm2, tokens, expected):
 def test_a_refused_allocation_leaves_everything_usable(pair, smollm2, tokens, expected):
     with (
         caravan.connect(endpoints(pair)) as cluster,
-        Model(smollm2, devices=cluster.devices) as model,
+        Model(smollm2, devices=cluster.devices, fit=False) as model,
         Context(model, PARAMS) as context,
     ):
         for _ in range(2):

@@ -183,7 +183,7 @@ def test_a_device_whose_memory_is_too_small_says_so(small):
         caravan.connect([worker.endpoint]) as cluster,
         pytest.raises(ModelError, match="sim: no room for a buffer of") as caught,
     ):
-        caravan.Model(small, devices=cluster.devices)
+        caravan.Model(small, devices=cluster.devices, fit=False)
     assert isinstance(caught.value.__cause__, AllocationError)
 
 

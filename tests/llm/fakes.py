@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 from caravan.errors import CaravanError, WorkerLost
 
 
@@ -15,6 +18,7 @@ class FakeDevice:
         self.allocation_error: CaravanError | None = None
         self.alive = alive
         self.free = free
+        self.simulated = False
 
     def memory(self) -> tuple[int, int]:
         return self.free, self.free
@@ -23,3 +27,6 @@ class FakeDevice:
         self.alive -= 1
         if self.alive < 0:
             raise WorkerLost("host:1", self.name, "GRAPH_COMPUTE", OSError("gone"))
+
+    def watched_sizes(self, watcher: Callable[[bytes, int], None]) -> AbstractContextManager[None]:
+        return nullcontext()

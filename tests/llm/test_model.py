@@ -148,7 +148,7 @@ def test_refused_allocation_is_the_reason(smollm2, monkeypatch):
     device = FakeDevice()
     monkeypatch.setattr(engine.load(), "llama", _Refuses(device))
     with pytest.raises(ModelError, match="RPC0 has no room for 5 GiB") as caught:
-        Model(smollm2, devices=[device])
+        Model(smollm2, devices=[device], fit=False)
     assert isinstance(caught.value.__cause__, AllocationError)
 
 
@@ -156,7 +156,7 @@ def test_device_lost_during_the_load_is_told(smollm2, monkeypatch):
     device = FakeDevice(alive=1)
     monkeypatch.setattr(engine.load(), "llama", _Refuses(device))
     with pytest.raises(WorkerLost):
-        Model(smollm2, devices=[device])
+        Model(smollm2, devices=[device], fit=False)
 
 
 @pytest.mark.parametrize(

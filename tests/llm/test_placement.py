@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 
@@ -11,7 +12,7 @@ from caravan import engine
 from caravan.backend import connect
 from caravan.errors import UsageError
 from caravan.llm import Model, ModelParams
-from caravan.llm.placement import place_layers, whole_layers
+from caravan.llm.placement import filled_layers, place_layers, whole_layers
 from caravan.worker.local import LocalWorkers
 from llm.fakes import FakeDevice
 
@@ -50,6 +51,65 @@ def test_every_whole_split_is_placed_as_it_says():
                 assert [placed[name] for name in names] == counts
 
 
+@pytest.mark.parametrize(
+    ("sizes", "room", "counts"),
+    [
+        ([5, 5, 5, 5], [10, 10], [2, 2]),
+        # the output layer is as large as three others
+        ([5, 5, 5, 5, 5, 15], [20, 20], [4, 2]),
+        ([5, 5, 5, 5, 5, 15], [50, 20], [5, 1]),
+        # too much for both, and the less too much the better
+        ([5, 5, 5, 5], [9, 3], [3, 1]),
+        ([5, 5], [0, 9], [0, 2]),
+        ([5, 5], [-3, 9, 0], [0, 2, 0]),
+        ([7], [1, 9, 9], [0, 1, 0]),
+        ([5, 5, 5], [9], [3]),
+    ],
+)
+def test_layers_fill_devices_alike(sizes, room, counts):
+    assert filled_layers(sizes, room) == counts
+
+
+def test_no_device_has_room():
+    assert filled_layers([5, 5], [0, -1]) is None
+
+
+def test_what_can_fit_is_filled_so_that_it_fits():
+    rng = random.Random(20261130)
+    fitted = 0
+    for _ in range(300):
+        sizes = [rng.randint(1, 9) for _ in range(rng.randint(1, 12))]
+        room = [rng.randint(0, 25) for _ in range(rng.randint(1, 4))]
+        counts = filled_layers(sizes, room)
+        if counts is None:
+            continue
+        assert sum(counts) == len(sizes)
+        best = min(map(lambda split: fullest(sizes, room, split), splits(len(sizes), len(room))))
+        assert fullest(sizes, room, counts) == pytest.approx(best)
+        fitted += best <= 1
+    assert fitted > 50
+
+
+def splits(layers, devices):
+    """All ways to cut so many layers into so many parts, in order."""
+    if devices == 1:
+        yield [layers]
+        return
+    for first in range(layers + 1):
+        for rest in splits(layers - first, devices - 1):
+            yield [first, *rest]
+
+
+def fullest(sizes, room, counts):
+    at, most = 0, 0.0
+    for count, space in zip(counts, room, strict=True):
+        used = sum(sizes[at : at + int(count)])
+        at += int(count)
+        if used:
+            most = max(most, used / space if space > 0 else float("inf"))
+    return most
+
+
 def test_shares_are_proportional_and_in_order():
     placed = place_layers(99, -1, ["A", "B", "C"], [1, 2, 1])
     assert Counter(placed) == {"A": 25, "B": 50, "C": 25}
@@ -84,7 +144,7 @@ def test_unsplit_layers_only(model):
 
 
 def test_free_memory_decides_where_no_share_is_given(model, monkeypatch):
-    from caravan.llm.model import _shares
+    from caravan.llm.planning import _shares
 
     devices = (FakeDevice("A", free=3), FakeDevice("B", free=1))
     assert _shares(devices, ModelParams()) == [3.0, 1.0]
@@ -93,7 +153,7 @@ def test_free_memory_decides_where_no_share_is_given(model, monkeypatch):
 
 
 def test_device_that_does_not_say_counts_as_the_host():
-    from caravan.llm.model import _shares
+    from caravan.llm.planning import _shares
 
     ggml = engine.load().ggml
     _, total = ggml.dev_memory(ggml.dev_by_name(b"CPU"))

@@ -29,6 +29,7 @@ SNAPSHOT_MAX = 128 << 10
 _string_at = ctypes.string_at
 _u64 = ctypes.c_uint64.from_address
 _i32 = ctypes.c_int32.from_address
+_NAME_AT = layouts.TENSOR_AT["name"]
 
 
 class RemoteBuffer:
@@ -70,6 +71,7 @@ def memory(address: int, size: int) -> memoryview:
 def alloc_buffer(buft: int, size: int) -> int | None:
     device = callbacks.owners[buft]
     device.allocation_error = None
+    device.memory_changed()
     try:
         allocation = device.link.alloc(size)
     except DeviceError as exc:
@@ -98,6 +100,18 @@ def get_alloc_size(buft: int, tensor: int) -> int:
     return callbacks.owners[buft].sizes.alloc_size(tensor)
 
 
+def get_watched_size(buft: int, tensor: int) -> int:
+    """Asked only while somebody watches: see `RemoteDevice.watched_sizes`."""
+    device = callbacks.owners[buft]
+    pads = device.link.info.pads
+    size = device.sizes.alloc_size(tensor) if pads else int(device.plugin.ggml.nbytes(tensor))
+    watcher = device.watchers.get(threading.get_ident())
+    if watcher is not None:
+        alignment = device.link.info.alignment
+        watcher(_string_at(tensor + _NAME_AT), -(-size // alignment) * alignment)
+    return size
+
+
 def is_host(buft: int) -> bool:
     """Asked only while a model without weights is loaded: see `RemoteDevice.without_weights`."""
     return threading.get_ident() in callbacks.owners[buft].loaders
@@ -111,6 +125,7 @@ def free_buffer(pointer: int) -> None:
     callbacks.owners.pop(pointer, None)
     buffer.device.handles.pop(pointer, None)
     buffer.device.link.free(buffer.handle)
+    buffer.device.memory_changed()
 
 
 def get_base(pointer: int) -> int:

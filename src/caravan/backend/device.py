@@ -7,6 +7,7 @@ the engine keeps their addresses; `callbacks.keep` holds them.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 _MEMORY_SECONDS = 1.0
 _size = ctypes.c_size_t.from_address
 
+# told the name and the padded bytes of a tensor
+Watcher = Callable[[bytes, int], None]
+
 
 class RemoteDevice:
     """One device of a worker.
@@ -49,6 +53,7 @@ class RemoteDevice:
         simulated: whether it only costs time: what is written there is not kept.
         loaders: threads that are loading a model without weights.
         sinks: who brings the weights that a thread is loading; see `weights.bringing`.
+        watchers: by thread, who is told of each tensor whose size the engine asks for.
         published: whether the engine has it in its own list; see `Plugin.publish`.
         withdrawn: whether it is in that list without being there any more.
     """
@@ -67,6 +72,7 @@ class RemoteDevice:
         self.published = False
         self.withdrawn = False
         self.loaders: set[int] = set()
+        self.watchers: dict[int, Watcher] = {}
         self._loaders_lock = threading.Lock()
         self.sinks: dict[int, Sink] = {}
         self.handles: dict[int, int] = {}
@@ -100,12 +106,17 @@ class RemoteDevice:
         self.link.stream.poll = level
 
     def memory(self) -> tuple[int, int]:
-        """Free and total bytes, as the worker says; asked at most once a second."""
+        """Free and total bytes, as the worker says; asked at most once a second while nothing is
+        allocated or freed from here."""
         now = time.monotonic()
         if now - self._memory_at > _MEMORY_SECONDS and not self.link.stream.ended:
             self._memory = self.link.memory()
             self._memory_at = now
         return self._memory
+
+    def memory_changed(self) -> None:
+        """What `memory` last said holds no more."""
+        self._memory_at = -math.inf
 
     def route_to(self, other: RemoteDevice) -> Route:
         """The way of copies from here to another device."""
@@ -138,6 +149,24 @@ class RemoteDevice:
         with self._loaders_lock:
             change(thread)
             self.plugin.ask_is_host(self.buffer_type, bool(self.loaders))
+
+    @contextmanager
+    def watched_sizes(self, watcher: Watcher) -> Iterator[None]:
+        """Inside, `watcher` is told the name of each tensor whose size in a buffer the engine asks
+        for on this thread, and that size."""
+        thread = threading.get_ident()
+        try:
+            with self._loaders_lock:
+                self.watchers[thread] = watcher
+                self._watch()
+            yield
+        finally:
+            with self._loaders_lock:
+                self.watchers.pop(thread, None)
+                self._watch()
+
+    def _watch(self) -> None:
+        self.plugin.watch_sizes(self.buffer_type, bool(self.watchers), self.link.info.pads)
 
     def stats(self) -> DeviceStats | None:
         """What the device has done so far, as its worker counted it; None if that does not count.

@@ -120,6 +120,9 @@ class Plugin:
         self._init = self._wrap(
             "buffer", {"init_tensor": (buffer_slots.init_tensor, layouts.STATUS_FAILED)}
         )
+        self._watched = self._wrap(
+            "buffer_type", {"get_alloc_size": (buffer_slots.get_watched_size, 0)}
+        )
         self._is_host = self._wrap("buffer_type", {"is_host": (buffer_slots.is_host, False)})
         self._slow_base = self._wrap("buffer", {"get_base": (buffer_slots.get_base, None)})
 
@@ -226,6 +229,13 @@ class Plugin:
         """Whether the engine asks a buffer type if it is the host's memory, or knows it is not."""
         struct = self._layouts.BufferType.from_address(buft)
         layouts.set_slot(struct.iface, "is_host", self._is_host["is_host"] if asked else 0)
+
+    def watch_sizes(self, buft: int, watched: bool, pads: bool) -> None:
+        """Whether the engine's questions for tensors' sizes are watched."""
+        usual = self._pads["get_alloc_size"] if pads else 0
+        struct = self._layouts.BufferType.from_address(buft)
+        wanted = self._watched["get_alloc_size"] if watched else usual
+        layouts.set_slot(struct.iface, "get_alloc_size", wanted)
 
     def new_buffer(self, buft: int, allocation: RemoteAllocation) -> int:
         """A buffer struct, which the engine will delete after free_buffer."""

@@ -63,10 +63,20 @@ class LlmModel:
     """A `BenchModel` over `llm.Model`."""
 
     def __init__(
-        self, case: Case, devices: Sequence[EngineDevice], on_load: OnLoad | None = None
+        self,
+        case: Case,
+        devices: Sequence[EngineDevice],
+        on_load: OnLoad | None = None,
+        fit: bool = True,
     ) -> None:
-        params = model_params(case, len(devices))
-        self._model = Model(case.model, params, devices=devices, on_load=on_load)
+        self._model = Model(
+            case.model,
+            model_params(case, len(devices)),
+            devices=devices,
+            on_load=on_load,
+            context=context_params(case),
+            fit=fit,
+        )
 
     @property
     def facts(self) -> ModelFacts:

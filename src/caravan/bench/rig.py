@@ -31,17 +31,23 @@ ShowLoad = Callable[[], AbstractContextManager[OnLoad | None]]
 
 @dataclass(frozen=True, slots=True)
 class EngineRig:
-    """A `session.Rig` over the engine and the workers; `show_load` shows how far a load is."""
+    """A `session.Rig` over the engine and the workers.
+
+    Attributes:
+        show_load: shows how far a load is.
+        fit: whether to refuse what does not fit before it is loaded.
+    """
 
     inventory: Inventory
     host: Host
     show_load: ShowLoad
+    fit: bool = True
 
     def load(self, case: Case) -> LlmModel:
         devices = self.inventory.pick(case.devices)
         open_routes(devices)
         with self.show_load() as on_load:
-            return LlmModel(case, devices, on_load)
+            return LlmModel(case, devices, on_load, self.fit)
 
     def totals(self, case: Case) -> dict[str, DeviceStats | None]:
         found: dict[str, DeviceStats | None] = {}
@@ -67,7 +73,8 @@ def open_rig(settings: Settings, show_load: ShowLoad = nullcontext) -> Iterator[
     with open_workers(wanted) as remote:
         loaded = engine.load()
         inventory = inventory_of(loaded, tuple(remote))
-        yield EngineRig(inventory, host_of(loaded, inventory, settings), show_load)
+        host = host_of(loaded, inventory, settings)
+        yield EngineRig(inventory, host, show_load, settings.fit)
 
 
 def inventory_of(loaded: Engine, remote: tuple[WorkerDevice, ...]) -> Inventory:

@@ -39,6 +39,7 @@ class Settings:
         priority: -1 to 3, as in llama-bench.
         math_cores: the default number of threads.
         utilization: whether to find out how busy each device was.
+        fit: whether to refuse what does not fit before it is loaded.
     """
 
     run: RunSettings = field(default_factory=RunSettings)
@@ -56,6 +57,7 @@ class Settings:
     priority: int = 0
     math_cores: int = 1
     utilization: bool = False
+    fit: bool = True
 
 
 def threads_of_workers(workers: int, threads: Sequence[int], cores: int) -> int | None:

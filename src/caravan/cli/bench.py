@@ -34,6 +34,7 @@ _FORMATS = click.Choice(("csv", "json", "jsonl", "md", "sql", "none"))
 _SHOWING_USE = frozenset(("json", "jsonl", "md"))
 _PRIORITIES = click.Choice(("-1", "0", "1", "2", "3"))
 _WIRE_TYPES = click.Choice(tuple(WORDS))
+_SWITCH = click.Choice(("on", "off"))
 _TEST_FIELDS = frozenset(option.field for option in OPTIONS)
 _LISTS = """Several values of a test parameter are joined by ',' or given by repeating it; all
 combinations run. Whole numbers may be ranges: FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR."""
@@ -201,6 +202,14 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
     metavar="<filename>",
     help="write a timeline of all devices, for Chrome's tracing or ui.perfetto.dev",
 )
+@click.option(
+    "--fit",
+    type=_SWITCH,
+    default="on",
+    metavar="<on|off>",
+    help="refuse what does not fit before loading it; off: try, whatever the workers say is free"
+    " (default: on)",
+)
 @click.option("--offline", is_flag=True, help="fetch nothing: use a sample only if it is here")
 @click.option(
     "-hf",
@@ -278,6 +287,7 @@ def _settings(
         priority=int(given["prio"]),
         math_cores=cores,
         utilization=given["utilization"],
+        fit=given["fit"] == "on",
     )
 
 

@@ -20,6 +20,7 @@ from caravan.wire.dtypes import WORDS
 
 if TYPE_CHECKING:
     from caravan.llm.complete import Report
+    from caravan.llm.needs import Needs
 
 _MIB = 1 << 20
 
@@ -197,6 +198,13 @@ _MIB = 1 << 20
     metavar="FILE",
     help="Write a timeline of all devices, for Chrome's tracing or ui.perfetto.dev.",
 )
+@click.option(
+    "--fit",
+    type=click.Choice(("on", "off")),
+    default="on",
+    show_default=True,
+    help="Refuse what does not fit before loading it; off: try, whatever the workers say is free.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="The engine's log on stderr.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
 def command(**options: Any) -> None:
@@ -252,7 +260,21 @@ def _run(
             devices=devices,
             on_text=on_text,
             on_load=on_load,
+            on_needs=None if options["quiet"] else _show_needs,
+            fit=options["fit"] == "on",
             **params,
+        )
+
+
+def _show_needs(needs: Needs) -> None:
+    """A line for each device, before anything is sent to it."""
+    for device in needs.devices:
+        click.echo(f"caravan: {device}", err=True)
+    if not needs.pipeline:
+        click.echo(
+            "caravan: note: no room for several batches at a time: prompts take the devices in"
+            " turns (a smaller -c or -ub makes room)",
+            err=True,
         )
 
 

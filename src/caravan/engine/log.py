@@ -9,7 +9,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 import sys
+import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from caravan.engine.llama import LogCallback
@@ -20,6 +23,7 @@ _KEPT = 20
 _verbose = False
 _errors: deque[str] = deque(maxlen=_KEPT)
 _last_level = 0
+_muted = threading.local()
 
 
 def _on_line(level: int, text: bytes | None, data: Any) -> None:
@@ -28,7 +32,7 @@ def _on_line(level: int, text: bytes | None, data: Any) -> None:
         line = (text or b"").decode("utf-8", "replace")
         if level != _CONT:
             _last_level = level
-        if _verbose:
+        if _verbose and not getattr(_muted, "on", False):
             sys.stderr.write(line)
         if _last_level == _ERROR and line.strip():
             _errors.append(line.strip())
@@ -56,6 +60,17 @@ def set_verbose(on: bool) -> None:
     """Whether every log line of the engine goes to stderr."""
     global _verbose
     _verbose = on
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Inside, the lines of this thread are not printed, whatever `set_verbose` says."""
+    before = getattr(_muted, "on", False)
+    _muted.on = True
+    try:
+        yield
+    finally:
+        _muted.on = before
 
 
 def recent_errors() -> list[str]:

@@ -14,6 +14,7 @@ from caravan.llm.devices import EngineDevice, cpu
 from caravan.llm.generation import GenerationStats, generate
 from caravan.llm.loader import OnLoad
 from caravan.llm.model import Model
+from caravan.llm.needs import Needs
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.placement import CPU
 from caravan.llm.sampling import SamplingParams
@@ -59,17 +60,35 @@ def complete(
     on_text: Callable[[str], None],
     on_progress: Callable[[float], bool] | None = None,
     on_load: OnLoad | None = None,
+    on_needs: Callable[[Needs], None] | None = None,
+    fit: bool = True,
 ) -> Report:
     """Load `path` on `devices`, continue `prompt` and give each piece of text to `on_text`.
 
     A context size of 0 becomes what prompt and answer need, or the model's own when the answer
-    has no bound. Raises what Model, Context and generate raise, and UsageError for a context that
-    is smaller than the prompt.
+    has no bound. What the model will take of the devices is given to `on_needs` before it is
+    loaded, unless `fit` is off. Raises what Model, Context and generate raise, and UsageError for a
+    context that is smaller than the prompt.
     """
     stats = GenerationStats()
-    with Model(path, model_params, devices=devices, progress=on_progress, on_load=on_load) as model:
+    given = context_params or ContextParams()
+    planned = None
+    if devices and fit:
+        # how much memory the context takes must be known before the weights leave
+        with Model(path, ModelParams(vocab_only=True)) as words:
+            planned = _sized(given, len(words.tokenize(prompt)), max_tokens, words)
+    with Model(
+        path,
+        model_params,
+        devices=devices,
+        progress=on_progress,
+        on_load=on_load,
+        context=planned,
+        fit=fit,
+        on_needs=on_needs,
+    ) as model:
         tokens = model.tokenize(prompt)
-        params = _sized(context_params or ContextParams(), len(tokens), max_tokens, model)
+        params = planned or _sized(given, len(tokens), max_tokens, model)
         with Context(model, params) as context:
             for piece in generate(
                 context, tokens, max_tokens=max_tokens, sampling=sampling, stats=stats

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NoReturn
 
 import numpy as np
@@ -18,15 +19,15 @@ from caravan import engine, interrupt
 from caravan.engine.llama import Batch
 from caravan.errors import ContextError, DecodeError, UsageError
 from caravan.llm import orphans
+from caravan.llm.advice import require_room
 from caravan.llm.devices import check_all
+from caravan.llm.dryrun import refuse_endless
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams, c_context_params
 from caravan.llm.refusal import Refusals, reason
 from caravan.trace import head
 
 _SEQUENCE = 0
-# What the engine keeps of each token here, before it asks any device for the token's own memory.
-_CELL_BYTES = 52
 
 Outputs = Literal["last", "all", "none"]
 
@@ -45,7 +46,8 @@ class Context:
     def __init__(self, model: Model, params: ContextParams | None = None) -> None:
         """Allocate it on all devices of the model; blocks.
 
-        Raises ContextError (most often a device has no room for it) and WorkerLost.
+        Raises DoesNotFit and other ContextErrors (most often a device has no room for it), and
+        WorkerLost.
         """
         self.handle = 0
         self.model = model
@@ -81,7 +83,7 @@ class Context:
     def _make(self) -> int:
         orphans.free_all()
         check_all(self.model.devices)
-        self._refuse_endless()
+        self._require_room()
         refusals = Refusals(self.model.devices)
         handle: int = (
             self._llama.init_from_model(self.model.handle, c_context_params(self.params)) or 0
@@ -94,12 +96,15 @@ class Context:
             ) from cause
         return handle
 
-    def _refuse_endless(self) -> None:
-        """The system would rather end this process than refuse it the memory."""
-        ggml = engine.load().ggml
-        free, _ = ggml.dev_memory(ggml.dev_by_name(b"CPU"))
-        if not self.model.is_recurrent and self.params.n_ctx * _CELL_BYTES > free > 0:
-            raise ContextError(f"no context of {self.params.n_ctx} tokens: not enough memory here")
+    def _require_room(self) -> None:
+        """Where the model was planned for another context, or others were made meanwhile."""
+        model = self.model
+        if model.is_recurrent:
+            return
+        refuse_endless(self.params.n_ctx)
+        if model.needs is not None:
+            sized = replace(self.params, n_ctx=self.params.n_ctx or model.n_ctx_train)
+            require_room(model.needs, model.devices, sized)
 
     def _largest_call(self) -> int:
         # without causal attention the engine computes all of a call at once, or ends the process

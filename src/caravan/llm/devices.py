@@ -7,7 +7,7 @@ without importing it. Knows nothing of workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -54,6 +54,10 @@ class EngineDevice(Protocol):
     def without_weights(self) -> AbstractContextManager[None]:
         """Inside, a file that has no data may be loaded onto it; for simulated ones only."""
 
+    def watched_sizes(self, watcher: Callable[[bytes, int], None]) -> AbstractContextManager[None]:
+        """Inside, `watcher` is told name and padded bytes of each tensor whose size the engine asks
+        for on this thread; of a device that cannot be watched, it is told nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalDevice:
@@ -74,6 +78,9 @@ class LocalDevice:
 
     def without_weights(self) -> AbstractContextManager[None]:
         raise UsageError(f"{self.name} is no simulated device")
+
+    def watched_sizes(self, watcher: Callable[[bytes, int], None]) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def local_devices() -> list[LocalDevice]:

@@ -10,19 +10,21 @@ import ctypes
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from caravan import engine, interrupt
-from caravan.engine.gguf import block_count
 from caravan.errors import ModelError, UsageError
 from caravan.llm import orphans
+from caravan.llm.advice import plan
 from caravan.llm.devices import EngineDevice, check_all, check_count
 from caravan.llm.fake import check_simulated, load_fake
 from caravan.llm.loader import Loader, OnLoad, Progress
-from caravan.llm.params import ModelParams, c_model_params
-from caravan.llm.placement import place_layers, whole_layers
+from caravan.llm.needs import Needs
+from caravan.llm.params import ContextParams, ModelParams, c_model_params
+from caravan.llm.placement import place_layers
+from caravan.llm.planning import first_split
 from caravan.llm.refusal import Refusals, reason
 from caravan.models import resolve
 from caravan.models.fake import described_size
@@ -42,6 +44,8 @@ class Model:
         parts: all files.
         params: as given.
         devices: those used, in the order of the layers; empty: the CPU alone.
+        needs: what it and the planned context take of each device, as worked out beforehand; None
+            where nothing was: no devices, only the vocabulary, a split mode that cuts layers.
         description: such as `llama 135M Q4_1`.
         size: bytes of all tensors.
         n_params, n_layer, n_embd, n_ctx_train, n_vocab: of the model.
@@ -59,15 +63,26 @@ class Model:
         devices: Sequence[EngineDevice] = (),
         progress: Progress | None = None,
         on_load: OnLoad | None = None,
+        context: ContextParams | None = None,
+        fit: bool = True,
+        on_needs: Callable[[Needs], None] | None = None,
     ) -> None:
         """Load it; blocks. `path` may be the name of a sample, which is fetched on first use.
 
-        `progress` is called with 0.0 to 1.0 and stops the loading by answering False. `on_load` is
-        called some ten times a second, and once more at the end, with how far each device of a
-        worker is, and where its weights came from.
+        What it will take of the devices' memory is worked out before anything is sent to them. The
+        default split leaves room for the KV cache and the compute buffers of a context.
 
-        Raises ModelError (no such file, not GGUF, refused by the engine), WorkerLost, UsageError
-        and, after Ctrl-C, KeyboardInterrupt.
+        Args:
+            progress: called with 0.0 to 1.0; stops the loading by answering False.
+            on_load: called some ten times a second, and once more at the end, with how far each
+                device of a worker is, and where its weights came from.
+            context: what the memory is planned for. Without one it is a context of 4096 tokens, or
+                of as many as the model was made for, and only weights that do not fit are refused.
+            fit: False: plan nothing, and leave it to the devices to refuse what is too much.
+            on_needs: given `needs` before anything is sent, where there are any.
+
+        Raises DoesNotFit, ModelError (no such file, not GGUF, refused by the engine), WorkerLost,
+        UsageError and, after Ctrl-C, KeyboardInterrupt.
         """
         self.handle = 0
         self.contexts: weakref.WeakSet[Context] = weakref.WeakSet()
@@ -80,7 +95,10 @@ class Model:
         if self._fake_size:
             check_simulated(self.path, self.devices, self.params)
         check_all(self.devices)
-        self.shares = self._split()
+        self.needs: Needs | None = None
+        self.shares = self._plan(context, fit)
+        if self.needs is not None and on_needs is not None:
+            on_needs(self.needs)
         self._llama = engine.load().llama
         try:
             with interrupt.deferred():
@@ -93,15 +111,15 @@ class Model:
             raise
         self._read_facts()
 
-    def _split(self) -> list[float]:
-        """The devices' shares of the layers: as given, else by free memory in whole layers."""
-        shares = _shares(self.devices, self.params)
-        if any(self.params.tensor_split) or self.params.split_mode != "layer":
-            return shares
-        n_layer = block_count(self.path) if len(shares) > 1 else None
-        if n_layer is None:
-            return shares
-        return whole_layers(n_layer, self.params.n_gpu_layers, shares)
+    def _plan(self, context: ContextParams | None, fit: bool) -> list[float]:
+        """The devices' shares of the layers. Raises DoesNotFit."""
+        if not fit or not self.devices or self.params.vocab_only:
+            return first_split(self.path, self.devices, self.params)
+        with interrupt.deferred():
+            # what nobody uses any more takes no memory from this one
+            orphans.free_all()
+            split, self.needs = plan(self.path, self.params, self.devices, context)
+        return split
 
     def _load(self, loader: Loader) -> int:
         refusals = Refusals(self.devices)
@@ -245,16 +263,3 @@ def _used(devices: tuple[EngineDevice, ...], params: ModelParams) -> tuple[Engin
     if len(params.tensor_split) > len(devices):
         raise UsageError(f"{len(params.tensor_split)} shares for {len(devices)} devices")
     return devices
-
-
-def _shares(devices: tuple[EngineDevice, ...], params: ModelParams) -> list[float]:
-    """The devices' shares of the layers, as the engine sees them at the start of the load."""
-    given = [*params.tensor_split, *[0.0] * len(devices)][: len(devices)]
-    if any(given):
-        return given
-    sizes = [device.memory() for device in devices]
-    if not all(total for _, total in sizes):
-        ggml = engine.load().ggml
-        cpu = ggml.dev_memory(ggml.dev_by_name(b"CPU"))
-        sizes = [size if any(size) else cpu for size in sizes]
-    return [float(free) for free, _ in sizes]

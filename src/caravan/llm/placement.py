@@ -61,3 +61,45 @@ def place_layers(
     fractions = np.arange(placed, dtype=np.float32) / np.float32(placed)
     numbers = np.searchsorted(split_points(shares), fractions, side="right")
     return [CPU] * first + [names[number] for number in numbers]
+
+
+def filled_layers(sizes: Sequence[int], room: Sequence[int]) -> list[float] | None:
+    """How many of some layers each device gets, in order, so that all are filled alike.
+
+    The fullest device is as empty as it can be; it may be more than full, if nothing else is
+    possible. None where no device has any room.
+
+    Args:
+        sizes: bytes of each layer that goes to a device, the output layer last.
+        room: bytes that each device has for layers.
+    """
+    if max(room) <= 0:
+        return None
+    # every border is between two layers, so these are all the fillings that can be the fullest
+    ends = np.concatenate(([0], np.cumsum(np.asarray(sizes, np.float64))))
+    runs = np.unique(ends[None, :] - ends[:, None])
+    rooms = np.asarray([space for space in room if space > 0], np.float64)
+    fillings = np.unique(runs[runs > 0, None] / rooms)
+    low, high = 0, len(fillings) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _filled(sizes, room, fillings[middle]) is None:
+            low = middle + 1
+        else:
+            high = middle
+    return _filled(sizes, room, fillings[high])
+
+
+def _filled(sizes: Sequence[int], room: Sequence[int], filling: float) -> list[float] | None:
+    """As many layers for each device as go into such a part of its room; None if some are left."""
+    counts = []
+    at = 0
+    for space in room:
+        start, used = at, 0
+        # rounding must not turn away the layer that the filling was computed from
+        most = max(0.0, space * filling) * (1 + 1e-12)
+        while at < len(sizes) and used + sizes[at] <= most:
+            used += sizes[at]
+            at += 1
+        counts.append(float(at - start))
+    return counts if at == len(sizes) else None
