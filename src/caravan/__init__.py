@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from caravan.backend import Cluster, RemoteDevice, Timeline
-    from caravan.errors import CaravanError, WorkerLost
+    from caravan.errors import CaravanError, DoesNotFit, WorkerLost
     from caravan.llm import (
         Context,
         ContextParams,
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
         GenerationStats,
         Model,
         ModelParams,
+        Needs,
         Registration,
         SamplingParams,
+        Suggestion,
         connect,
         generate,
         local_devices,
@@ -43,13 +45,16 @@ _HOME = {
     "Context": "caravan.llm",
     "ContextParams": "caravan.llm",
     "DeviceLoad": "caravan.llm",
+    "DoesNotFit": "caravan.errors",
     "GenerationStats": "caravan.llm",
     "LocalWorkers": "caravan.worker.local",
     "Model": "caravan.llm",
     "ModelParams": "caravan.llm",
+    "Needs": "caravan.llm",
     "Registration": "caravan.llm",
     "RemoteDevice": "caravan.backend",
     "SamplingParams": "caravan.llm",
+    "Suggestion": "caravan.llm",
     "Timeline": "caravan.backend",
     "Worker": "caravan.worker.local",
     "WorkerLost": "caravan.errors",
@@ -65,13 +70,16 @@ __all__ = [
     "Context",
     "ContextParams",
     "DeviceLoad",
+    "DoesNotFit",
     "GenerationStats",
     "LocalWorkers",
     "Model",
     "ModelParams",
+    "Needs",
     "Registration",
     "RemoteDevice",
     "SamplingParams",
+    "Suggestion",
     "Timeline",
     "Worker",
     "WorkerLost",

@@ -28,7 +28,7 @@ from e2e.processes import (
 LONG = "The caravan left the oasis before dawn, and nobody looked back. " * 100
 HTTP = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
 COMMANDS = {
-    "run": ("run", "-p", "Hello", "-n", "8", "-ub", "32", "--temp", "0"),
+    "run": ("run", "-p", "Hello", "-n", "8", "-ub", "32", "--temp", "0", "-q"),
     "bench": ("bench", "-p", "32", "-n", "0", "-ub", "32", "-r", "1"),
 }
 
@@ -211,7 +211,7 @@ def test_ctrl_c_ends_a_bench_and_its_workers(words, phase, presses, smollm2):
 
 
 def test_ctrl_c_ends_a_run_in_its_prompt(smollm2):
-    options = ("-m", str(smollm2), "-ub", "64", "-n", "4", "--local-workers", "2")
+    options = ("-m", str(smollm2), "-ub", "64", "-n", "4", "-q", "--local-workers", "2")
     with running("run", "-p", LONG, *options) as run:
         wait_for(lambda: len(run.meet_family()) >= 4)
         wait_for(lambda: sum(map(_seconds, run.meet_family())) > 3.0)
@@ -223,7 +223,7 @@ def test_ctrl_c_ends_a_run_in_its_prompt(smollm2):
 
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_ends_a_run_while_it_writes(presses, smollm2):
-    options = ("-m", str(smollm2), "-n", "2000", "--temp", "0", "--local-workers", "2")
+    options = ("-m", str(smollm2), "-n", "2000", "--temp", "0", "-q", "--local-workers", "2")
     with running("run", "-p", "One, two, three,", *options) as run:
         wait_for(lambda: len(run.text) > 5)
         for _ in range(presses):
@@ -247,7 +247,7 @@ def test_ctrl_c_while_connecting(smollm2):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_a_command_that_is_killed(number, smollm2):
-    options = ("-m", str(smollm2), "-n", "2000", "--temp", "0", "--local-workers", "2")
+    options = ("-m", str(smollm2), "-n", "2000", "--temp", "0", "-q", "--local-workers", "2")
     with running("run", "-p", "One, two, three,", *options) as run:
         wait_for(lambda: len(run.text) > 5)
         run.meet_family()

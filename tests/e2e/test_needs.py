@@ -16,6 +16,7 @@ from caravan.errors import ContextError, DoesNotFit, ModelError
 from caravan.llm import Context, ContextParams, Model, ModelParams
 from caravan.llm.planning import PLANNED_CTX
 from caravan.models.fake import ARCHITECTURES, FakeModel
+from e2e import shapes
 from e2e.processes import caravan as command
 
 MIB = 1 << 20
@@ -119,6 +120,36 @@ def test_a_big_model_is_planned_to_the_byte(arch, tmp_path):
         Context(model, context),
     ):
         assert_as_planned(model)
+
+
+@pytest.mark.parametrize("make", [shapes.mamba, shapes.experts, shapes.windows])
+@pytest.mark.parametrize(
+    "context",
+    [
+        ContextParams(n_ctx=2048),
+        ContextParams(n_ctx=2048, n_seq_max=4, swa_full=False, n_ubatch=128),
+    ],
+)
+def test_other_kinds_of_models_are_planned_to_the_byte(make, context, tmp_path):
+    path = tmp_path / "other.gguf"
+    make(path)
+    sim = "sim:GFLOPS=1e6,GBPS=1e6,GIB=1"
+    with (
+        caravan.Worker(f"{sim},{sim}") as worker,
+        caravan.connect([worker.endpoint]) as cluster,
+        Model(path, devices=cluster.devices, context=context) as model,
+        Context(model, context),
+    ):
+        assert_as_planned(model)
+
+
+def test_the_state_of_a_recurrent_model_is_no_longer_there_after_planning(tmp_path):
+    shapes.mamba(tmp_path / "mamba.gguf")
+    with limited("4MiB", "sim:GFLOPS=1e6,GBPS=1e6,GIB=1") as cluster:
+        with pytest.raises(DoesNotFit, match="RPC0"):
+            Model(tmp_path / "mamba.gguf", devices=cluster.devices, context=ContextParams(n_ctx=64))
+        assert cluster.devices[0].memory() == (4 * MIB, 4 * MIB)
+        assert taken(cluster.devices[0]) == (0, 0, 0)
 
 
 def test_planning_leaves_nothing_behind(cluster, smollm2):
@@ -333,3 +364,11 @@ def test_run_and_bench_refuse_in_one_line(narrow, smollm2):
     code, _, told = run("-m", str(smollm2), "--rpc", narrow, "-c", "4096", "--fit", "off")
     assert code == 1
     assert "--max-memory" in told
+
+
+def test_run_plans_for_what_the_model_was_made_for_where_nothing_bounds_the_answer(smollm2):
+    with caravan.Worker("CPU:1", options=("--max-memory", "200MiB")) as worker:
+        done = command("run", "-p", "One", "-m", str(smollm2), "--rpc", worker.endpoint)
+    assert done.returncode == 1
+    # 8192 tokens
+    assert "KV cache 180.0 MiB" in done.stderr

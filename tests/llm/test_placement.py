@@ -41,6 +41,12 @@ def test_shares_become_whole_layers_rounded_down(shares, counts):
         assert [placed[name] for name in names] == counts
 
 
+@pytest.mark.parametrize("n_layer", [15, 30, 31, 79, 80])
+def test_devices_that_are_nearly_alike_get_equal_layers(n_layer):
+    for more in (-0.001, 0, 0.001):
+        assert whole_layers(n_layer, -1, [1, 1 + more]) == whole_layers(n_layer, -1, [1, 1])
+
+
 def test_every_whole_split_is_placed_as_it_says():
     for n_layer in range(3, 90):
         for shares in ([1, 1], [5, 3], [1, 1, 1], [2, 3, 4, 5], [1] * 7):

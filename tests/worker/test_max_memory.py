@@ -166,3 +166,9 @@ def test_wrong_limits_end_the_start_in_one_line():
     for limits, words in (("1GiB,2GiB", "2 limits of memory for 1 devices"), ("8 apples", "size")):
         with pytest.raises(WorkerStartError, match=words):
             limited_worker(limits)
+
+
+def test_what_others_hold_of_a_machine_is_not_free(worker):
+    with ExtClient(worker.endpoint) as client:
+        free, total = memory(client)
+        assert 0 < free < total

@@ -19,6 +19,15 @@ class _InitParams(ctypes.Structure):
 
 def block_count(path: Path) -> int | None:
     """Layers without the output's; None where the file does not say or cannot be read."""
+    return _of_architecture(path, b".block_count")
+
+
+def context_length(path: Path) -> int | None:
+    """Tokens that the model was made for; None where the file does not say or cannot be read."""
+    return _of_architecture(path, b".context_length")
+
+
+def _of_architecture(path: Path, key: bytes) -> int | None:
     find = load().find
     init, free = find("gguf_init_from_file"), find("gguf_free")
     init.restype, init.argtypes = ctypes.c_void_p, (ctypes.c_char_p, _InitParams)
@@ -27,12 +36,12 @@ def block_count(path: Path) -> int | None:
     if not context:
         return None
     try:
-        return _block_count(context)
+        return _number(context, key)
     finally:
         free(context)
 
 
-def _block_count(context: int) -> int | None:
+def _number(context: int, name: bytes) -> int | None:
     find = load().find
     key, kind = find("gguf_find_key"), find("gguf_get_kv_type")
     key.restype, key.argtypes = ctypes.c_int64, (ctypes.c_void_p, ctypes.c_char_p)
@@ -43,7 +52,7 @@ def _block_count(context: int) -> int | None:
     at = key(context, b"general.architecture")
     if at < 0 or kind(context, at) != _STRING:
         return None
-    at = key(context, text(context, at) + b".block_count")
+    at = key(context, text(context, at) + name)
     if at < 0 or kind(context, at) != _U32:
         return None
     return int(number(context, at))

@@ -4,6 +4,7 @@ Called by the commands, the bench and users. Takes devices that it does not know
 workers' come from `caravan.backend`.
 """
 
+from caravan.llm.advice import Suggestion
 from caravan.llm.connecting import connect
 from caravan.llm.context import Context
 from caravan.llm.cores import physical_cores
@@ -11,6 +12,7 @@ from caravan.llm.devices import EngineDevice, LocalDevice, local_devices
 from caravan.llm.generation import GenerationStats, generate
 from caravan.llm.loading import DeviceLoad
 from caravan.llm.model import Model
+from caravan.llm.needs import DeviceNeeds, Needs
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.registering import Registration, register
 from caravan.llm.sampling import Sampler, SamplingParams
@@ -19,14 +21,17 @@ __all__ = [
     "Context",
     "ContextParams",
     "DeviceLoad",
+    "DeviceNeeds",
     "EngineDevice",
     "GenerationStats",
     "LocalDevice",
     "Model",
     "ModelParams",
+    "Needs",
     "Registration",
     "Sampler",
     "SamplingParams",
+    "Suggestion",
     "connect",
     "generate",
     "local_devices",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from caravan.engine.gguf import context_length
 from caravan.errors import UsageError
 from caravan.llm.context import Context
 from caravan.llm.devices import EngineDevice, cpu
@@ -72,11 +73,7 @@ def complete(
     """
     stats = GenerationStats()
     given = context_params or ContextParams()
-    planned = None
-    if devices and fit:
-        # how much memory the context takes must be known before the weights leave
-        with Model(path, ModelParams(vocab_only=True)) as words:
-            planned = _sized(given, len(words.tokenize(prompt)), max_tokens, words)
+    planned = _planned(path, prompt, given, max_tokens) if devices and fit else None
     with Model(
         path,
         model_params,
@@ -88,7 +85,7 @@ def complete(
         on_needs=on_needs,
     ) as model:
         tokens = model.tokenize(prompt)
-        params = planned or _sized(given, len(tokens), max_tokens, model)
+        params = _sized(planned or given, len(tokens), max_tokens, model, model.n_ctx_train)
         with Context(model, params) as context:
             for piece in generate(
                 context, tokens, max_tokens=max_tokens, sampling=sampling, stats=stats
@@ -97,7 +94,22 @@ def complete(
             return Report(stats, _reports(model), model.n_layer)
 
 
-def _sized(params: ContextParams, n_prompt: int, max_tokens: int, model: Model) -> ContextParams:
+def _planned(path: str, prompt: str, given: ContextParams, max_tokens: int) -> ContextParams | None:
+    """The context, before the model is loaded: how much memory it takes must be known before the
+    weights leave. None where the file does not say enough."""
+    if given.n_ctx:
+        return given
+    with Model(path, ModelParams(vocab_only=True)) as words:
+        length = context_length(words.path)
+        if length is None:
+            return None
+        return _sized(given, len(words.tokenize(prompt)), max_tokens, words, length)
+
+
+def _sized(
+    params: ContextParams, n_prompt: int, max_tokens: int, model: Model, n_ctx: int
+) -> ContextParams:
+    """For so many tokens; `n_ctx` is the most that the model was made for."""
     if params.n_ctx:
         # the engine's is larger: it rounds up
         if n_prompt > params.n_ctx and not model.is_recurrent:
@@ -105,7 +117,6 @@ def _sized(params: ContextParams, n_prompt: int, max_tokens: int, model: Model) 
                 f"a prompt of {n_prompt} tokens does not fit into a context of {params.n_ctx}"
             )
         return params
-    n_ctx = model.n_ctx_train
     if max_tokens >= 0:
         wanted = -(-(n_prompt + max_tokens + 1) // _CTX_STEP) * _CTX_STEP
         n_ctx = min(max(n_ctx, n_prompt + 1), wanted)

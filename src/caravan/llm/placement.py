@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 CPU = "CPU"
+# of a layer: no two machines have exactly as much free memory, and are to get equally many layers
+_ALIKE = 0.1
 
 
 def split_points(shares: Sequence[float]) -> NDArray[np.float32]:
@@ -32,7 +34,7 @@ def whole_layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> li
     placed = min(total if n_gpu_layers < 0 else n_gpu_layers, total)
     if len(shares) < 2 or placed < len(shares) or sum(shares) <= 0:
         return list(shares)
-    ends = np.floor(np.cumsum(shares, dtype=np.float64) / sum(shares) * placed + 1e-9)
+    ends = np.floor(np.cumsum(shares, dtype=np.float64) / sum(shares) * placed + _ALIKE)
     ends[-1] = placed
     counts = np.diff(ends, prepend=0)
     if any(share > 0 and count == 0 for share, count in zip(shares, counts, strict=True)):

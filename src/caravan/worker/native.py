@@ -160,7 +160,8 @@ class NativeDevice:
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes, now."""
         free, total = self._ggml.dev_memory(self._handle)
-        return free, total
+        # the engine takes all of the machine's memory for free
+        return (min(free, available_memory()) if self.type == CPU else free), total
 
     def open(self) -> int:
         """The ggml backend, made at the first call; raises DeviceError."""
