@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
+from caravan.errors import WorkerLost
 from caravan.stream.ticket import Ticket
 from caravan.wire.extension import Source
 from wired import PATIENCE
@@ -12,11 +14,17 @@ from wired import PATIENCE
 class FakeStream:
     """Takes everything at once, unless it is `slow`: then `drain` waits for the test."""
 
-    def __init__(self, device: str, log: list[tuple]) -> None:
+    timeout = 30.0
+
+    def __init__(self, device: str, log: list[tuple], lose: Callable[[Exception], None]) -> None:
+        self._lose = lose
         self.device = device
         self.taken = threading.Event()
         self.taken.set()
         self._log = log
+
+    def fail(self, cause: Exception, command: str) -> None:
+        self._lose(WorkerLost("host:1", self.device, command, cause))
 
     def flush(self) -> None:
         self._log.append(("flush",))
@@ -47,7 +55,7 @@ class FakeLink:
         arrives: bool = True,
     ) -> None:
         self.log: list[tuple] = []
-        self.stream = FakeStream(device, self.log)
+        self.stream = FakeStream(device, self.log, self.lose)
         self.sources = frozenset(sources)
         self.found = found
         self.arrives = arrives

@@ -429,6 +429,19 @@ def test_the_first_error_counts(deliver):
     assert delivery.error is LOST
 
 
+def test_a_worker_whose_disk_never_answers_is_lost(deliver, monkeypatch):
+    monkeypatch.setattr("caravan.stream.delivery._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("caravan.stream.delivery._LEAST_DISK", 1e12)
+    link = FakeLink()
+    link.stream.timeout = 0.02
+    delivery = deliver(link)
+    ask(delivery, 1)
+    delivery.seal()
+    delivery.join()
+    assert isinstance(delivery.error, WorkerLost)
+    assert str(delivery.error).endswith("its disk does not answer")
+
+
 # over real links
 
 

@@ -59,7 +59,11 @@ def breakdown(engine: Engine, context: int) -> list[Share] | None:
         return None
     account.restype, account.argtypes = _Map, (_P,)
     delete.restype, delete.argtypes = None, (_P,)
-    nodes = list(_nodes(account(context).root))
+    found = account(context)
+    nodes = list(_nodes(found.root))
+    if len(nodes) != found.count:
+        # not what it is taken for; what it holds is left alone
+        return None
     shares = []
     for address in nodes:
         node = _Node.from_address(address)

@@ -9,6 +9,7 @@ relays, or with the worker. Knows nothing of files or the engine.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from caravan.errors import CaravanError
+from caravan.errors import CaravanError, TransportTimeout
 from caravan.stream.link import DeviceLink, TensorRef
 from caravan.stream.ticket import Ticket
 from caravan.wire.extension import MAX_LOAD, Source
@@ -30,10 +31,13 @@ _WINDOW = 8 << 20
 _LEAST_WINDOW = 2 << 20
 _MOST_WINDOW = 64 << 20
 _SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 _PERIOD = 0.25
 # A question is about so many bytes at most, if not about one tensor: answers tell of progress.
 _QUESTION = 64 << 20
 _MOST_ASKED = 4
+# Bytes a second that a disk of a worker reads at least, not counting the stream's timeout.
+_LEAST_DISK = 1e6
 
 # Fills memory with a part of a weight: (weight, offset, memory).
 Read = Callable[["Weight", int, memoryview], None]
@@ -99,6 +103,8 @@ class Delivery:
         self._posting = threading.Lock()
         self._questions: deque[tuple[Weight, bytes]] = deque()
         self._asked = 0
+        self._largest = 0  # bytes of one question
+        self._answer_due = math.inf  # time.monotonic, of the next answer
         self._to_send: deque[tuple[Weight, bytes | None]] = deque()
         self._offset = 0  # of the first one of these
         self._window = Window()
@@ -174,9 +180,12 @@ class Delivery:
         the end."""
         while True:
             try:
-                self._inbox.get(block=not self._can_work())()
+                patience = _LOOK_SECONDS if self._asked else None
+                self._inbox.get(not self._can_work(), patience)()
             except Empty:
-                return self.error is None and not self._over()
+                self._check_answers()
+                if self._can_work():
+                    return self.error is None and not self._over()
 
     def _can_work(self) -> bool:
         return (
@@ -189,6 +198,15 @@ class Delivery:
     def _over(self) -> bool:
         open_ends = self._questions or self._asked or self._to_send or self._window.used
         return not (self._expecting or open_ends)
+
+    def _check_answers(self) -> None:
+        """A worker that lives, as its PING says, may wait for a disk that does not answer."""
+        if self._asked and time.monotonic() > self._answer_due:
+            self.link.stream.fail(TransportTimeout("its disk does not answer"), "LOAD")
+
+    def _expect_answer(self) -> None:
+        patience = self.link.stream.timeout + _MOST_ASKED * self._largest / _LEAST_DISK
+        self._answer_due = time.monotonic() + patience if self._asked else math.inf
 
     def _seal(self) -> None:
         self._expecting = False
@@ -207,6 +225,8 @@ class Delivery:
                     [(w.target.address(), w.size, digest, w.name) for w, digest in question]
                 )
             self._asked += 1
+            self._largest = max(self._largest, sum(weight.size for weight, _ in question))
+            self._expect_answer()
             self._hear(ticket, partial(self._answered, question, ticket))
 
     def _next_question(self) -> list[tuple[Weight, bytes]]:
@@ -231,6 +251,7 @@ class Delivery:
 
     def _answered(self, question: list[tuple[Weight, bytes]], ticket: Ticket) -> None:
         self._asked -= 1
+        self._expect_answer()
         # a worker that cannot say, for whatever reason, gets what it was asked for
         answers = bytes(ticket.data) if ticket.error is None else bytes(len(question))
         for (weight, digest), source in zip(question, answers, strict=True):
