@@ -8,6 +8,7 @@ import pytest
 
 from caravan.backend import cluster
 from caravan.errors import ConnectError, UsageError
+from caravan.stream.watchdog import Watchdog
 
 
 def test_a_handshake_without_end_is_given_up(monkeypatch):
@@ -44,3 +45,27 @@ def test_an_endpoint_given_twice_is_refused():
 def test_a_timeout_must_be_above_zero(timeout):
     with pytest.raises(UsageError):
         cluster.connect(["127.0.0.1:9"], timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"), [(KeyboardInterrupt, cluster._HURRIED_SECONDS), (ValueError, 5.0)]
+)
+def test_ctrl_c_does_not_wait_long_for_a_link_that_takes_nothing(error, seconds, monkeypatch):
+    deadlines = []
+
+    class Open:
+        endpoint = "lab:50052"
+
+        def close(self, deadline: float) -> None:
+            deadlines.append(deadline)
+
+    class Still:
+        def monotonic(self) -> float:
+            return 100.0
+
+    monkeypatch.setattr(cluster, "time", Still())
+    watchdog = Watchdog(30.0)
+    with pytest.raises(error), cluster.Cluster([Open(), Open()], [], watchdog, lambda: None):
+        raise error
+    assert deadlines == [100.0 + seconds] * 2
+    assert cluster._HURRIED_SECONDS < 1.0

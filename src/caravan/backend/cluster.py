@@ -24,6 +24,9 @@ from caravan.wire.dtypes import WireType, wire_type
 
 _GRACE_SECONDS = 1.0
 
+# Seconds for what is still on its way to the workers, when nobody needs it any more.
+_HURRIED_SECONDS = 0.5
+
 
 class Cluster:
     """Connected workers. Close it after the models that use its devices.
@@ -62,7 +65,9 @@ class Cluster:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        # who presses Ctrl-C waits for no link to take what nobody needs any more
+        hurry = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self._close(_HURRIED_SECONDS if hurry else CLOSE_SECONDS)
 
     @property
     def wire_dtype(self) -> str:
@@ -116,10 +121,13 @@ class Cluster:
 
     def close(self) -> None:
         """Take leave of the workers. Idempotent. What still uses the devices gets errors."""
+        self._close(CLOSE_SECONDS)
+
+    def _close(self, seconds: float) -> None:
         if self._watch is not None:
             self._watch.close()
         # one bound for all: several workers that have frozen are no worse than one
-        deadline = time.monotonic() + CLOSE_SECONDS
+        deadline = time.monotonic() + seconds
         for session in self._sessions:
             session.close(deadline)
         self._watchdog.close()
