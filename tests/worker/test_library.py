@@ -111,6 +111,16 @@ def test_what_is_found_is_noted_and_saved(shelf):
     assert places(shelf, "t", B) == []
 
 
+def test_of_a_new_file_at_least_the_header_is_remembered(shelf):
+    ledger = shelf.add("a.gguf", t=A)
+    known = shelf.add("b.gguf", u=B)
+    known.digests["u"] = digest_of(B)
+    places(shelf, "other", C)
+    shelf.library.save()
+    shelf.library.save()
+    assert (ledger.saved, known.saved) == (1, 0)
+
+
 def test_a_ledger_that_was_wrong_is_put_right(shelf):
     ledger = shelf.add("a.gguf", t=A)
     ledger.digests["t"] = digest_of(B)

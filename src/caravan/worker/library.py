@@ -152,6 +152,8 @@ class Library:
             log(f"skipped '{path}': {exc}")
             return None
         shelved = Shelved(ledger)
+        # where nothing is known yet, the next session shall at least not read the header again
+        shelved.noted = not any(map(ledger.digest, shelved.places))
         for name, place in shelved.places.items():
             self._by_name[name, place.size].append(shelved)
             digest = ledger.digest(name)
