@@ -173,7 +173,8 @@ def test_killed_during_load(pair, which, victim, smollm2):
         with pytest.raises(WorkerLost) as caught:
             Model(smollm2, devices=cluster.devices, progress=progress)
         assert_tells(caught.value, pair[which].endpoint, f"RPC{which}")
-        assert 40 <= len(calls) < 272
+        assert len(calls) >= 40
+        assert max(calls) < 1
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -336,7 +337,7 @@ def test_frozen_during_load(pair, smollm2, tokens, expected):
         with caravan.connect(endpoints(pair), timeout=1.0) as cluster:
             with pytest.raises(WorkerLost) as caught:
                 Model(smollm2, devices=cluster.devices, progress=progress)
-            assert len(calls) < 272
+            assert max(calls) < 1
             assert_tells(caught.value, pair[0].endpoint, "RPC0")
     finally:
         for pid in frozen:

@@ -158,7 +158,7 @@ class ExtLink:
     def load(self, wanted: Sequence[tuple[int, int, bytes, str]]) -> Ticket:
         row = EXT[Ext.LOAD]
         entries = [
-            commands.LOAD_ENTRY.pack(address, size, digest, name.encode()[:64])
+            commands.LOAD_ENTRY.pack(address, size, digest, _cut(name))
             for address, size, digest, name in wanted
         ]
         ticket = Ticket(row.name, len(wanted), fatal=False)
@@ -323,3 +323,8 @@ class ExtLink:
         entries = [commands.SET_ENTRY.pack(address, length(data)) for address, data in sets]
         head = row.request.pack(len(sets)) + b"".join(entries)
         self.stream.post(row, [head, *(data for _, data in sets)], cork=True)
+
+
+def _cut(name: str) -> bytes:
+    """A name that has room in an entry, in whole characters."""
+    return name.encode()[:64].decode("utf-8", "ignore").encode()
