@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import sys
 from collections.abc import Callable
@@ -99,6 +100,18 @@ def test_sources():
     assert source(load(total=5, disk=1)) == "disk"
     assert source(load(total=5, cache=1, network=3)) == "cache+network"
     assert source(load(total=5, disk=1, cache=1, network=3)) == "disk+cache+network"
+
+
+class Full(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_log_that_takes_no_more_does_not_end_the_load(clock, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Full())
+    lines = module._Lines(clock)
+    clock.now += 10.0
+    lines([load(total=MB)])
 
 
 # bars

@@ -58,9 +58,11 @@ class _Lines:
             return
         self._last = now
         self._told = not over
-        for load in loads:
-            if load.total:
-                print(_line(load, now - self._begin), file=sys.stderr, flush=True)
+        # a log that takes no more is no reason to give up a load
+        with contextlib.suppress(OSError):
+            for load in loads:
+                if load.total:
+                    print(_line(load, now - self._begin), file=sys.stderr, flush=True)
 
 
 def _line(load: DeviceLoad, seconds: float) -> str:
