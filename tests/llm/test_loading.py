@@ -18,7 +18,7 @@ from caravan.wire.extension import Source
 from e2e.processes import descriptors
 from llm.test_weights import write
 from stream.fake_link import FakeLink, Place
-from wired import PATIENCE, wait_until
+from wired import PATIENCE, Side, wait_until
 
 NAMES = [f"blk.{i}.w" for i in range(4)]
 SIZE = 3 << 20
@@ -251,6 +251,38 @@ def test_the_fraction_of_tensors_that_go_to_several_places(start):
     assert seen == sorted(seen)
     assert seen[:2] == [4 / 6, 6 / 8]
     assert seen[-1] == 1.0
+
+
+def test_it_is_told_of_now_and_then_and_at_the_end(start, monkeypatch):
+    """Not of every piece: they come by the thousand in a second."""
+
+    class Clock:
+        now = 5.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(loading_module, "time", clock)
+    device = Device(found={}, arrives=False)
+    loading = start(device)
+    take(loading, device, NAMES[0])
+    seen = []
+
+    def step() -> bool:
+        seen.append(loading.state()[0].network)
+        return True
+
+    side = Side(lambda: loading.wait(step))
+    wait_until(lambda: seen and len(device.link.flying) == 3)
+    for count, ticket in enumerate(list(device.link.flying), 1):
+        ticket.resolve(b"")
+        wait_until(lambda done=count: loading.state()[0].network == done << 20)
+        if count == 1:
+            clock.now += 1.0
+            wait_until(lambda: len(seen) == 2)
+    assert side.join()
+    assert seen == [0, 1 << 20, SIZE]
 
 
 def test_a_load_onto_nothing(start):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from caravan.engine import skeleton
 from caravan.engine.llama import ProgressCallback
 from caravan.engine.skeleton import Skeleton
 from caravan.llm.devices import EngineDevice, check_all
-from caravan.llm.loading import DeviceLoad, Loading
+from caravan.llm.loading import TICK, DeviceLoad, Loading
 from caravan.llm.params import ModelParams
 from caravan.llm.weights import WeightFiles
 
@@ -54,6 +55,7 @@ class Loader:
         self._loading: Loading | None = None
         self._skeleton: Skeleton | None = None
         self._unmapped = False
+        self._due = 0.0  # the next call of `on_load`
         self._names: dict[str, str] = {}
         self._callback = ProgressCallback(self._step)
 
@@ -127,8 +129,11 @@ class Loader:
     def _go_on(self, fraction: float | None = None) -> bool:
         loading = self._loading
         if loading is not None:
+            # the engine asks for every tensor
+            due = fraction is None or time.monotonic() >= self._due
             fraction = loading.fraction
-            if self._on_load is not None:
+            if self._on_load is not None and due:
+                self._due = time.monotonic() + TICK
                 self._on_load(loading.state())
         if self._progress is not None and not self._progress(fraction or 0.0):
             self.stopped = True

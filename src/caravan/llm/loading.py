@@ -8,6 +8,7 @@ workers can be asked for what they have. `wait` returns when all weights have ar
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from caravan.stream.delivery import Delivery, Weight
 # The reading of digests is ahead of the sending by so many bytes of each device, give or take a
 # tensor: what both read comes from the disk once, if it stays in memory for so long.
 _AHEAD = 512 << 20
-_TICK = 0.1
+# Seconds between two looks at how far it is.
+TICK = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +147,19 @@ class Loading:
         self._sealed = True
         if self._reader.ident is None:
             self._seal()
+        due = 0.0
         while True:
             self._news.clear()
             done = all(delivery.done for delivery in self._deliveries.values())
             self._raise()
-            if not step():
-                return False
+            # there is news with every piece
+            if done or time.monotonic() >= due:
+                if not step():
+                    return False
+                due = time.monotonic() + TICK
             if done:
                 break
-            self._news.wait(_TICK)
+            self._news.wait(TICK)
         self._files.check_unchanged()
         return True
 
@@ -202,7 +208,7 @@ class Loading:
                     self._seal()
                     return
                 else:
-                    self._room.wait(_TICK)
+                    self._room.wait(TICK)
                     self._room.clear()
         except BaseException as exc:
             self._error = exc
