@@ -149,16 +149,17 @@ def test_damaged_entries_are_not_used_and_are_replaced(kept, smollm2, tokens, ex
 @contextmanager
 def nearly_full(worker: caravan.Worker) -> Iterator[None]:
     """As a disk on which no file gets bigger than so much."""
-    pids = (worker.pid, *children(worker.pid))
-    for pid in pids:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+    _, most = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE)
+    limit_files(worker, 100_000, most)
     try:
         yield
     finally:
-        for pid in (worker.pid, *children(worker.pid)):
-            resource.prlimit(
-                pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-            )
+        limit_files(worker, most, most)
+
+
+def limit_files(worker: caravan.Worker, size: int, most: int) -> None:
+    for pid in (worker.pid, *children(worker.pid)):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, most))
 
 
 def test_a_full_disk_costs_a_warning(pair, smollm2, tokens, expected):
