@@ -60,7 +60,8 @@ def test_killed_during_load(which, smollm2):
         with pytest.raises(WorkerLost) as caught:
             Model(smollm2, devices=cluster.devices, progress=progress)
         assert_tells(caught.value, two[which].endpoint, f"RPC{which}")
-        assert 40 <= len(calls) < 272
+        assert len(calls) >= 40
+        assert max(calls) < 1
 
 
 @pytest.mark.parametrize("which", [0, 1])
