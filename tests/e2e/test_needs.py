@@ -143,6 +143,21 @@ def test_other_kinds_of_models_are_planned_to_the_byte(make, context, tmp_path):
         assert_as_planned(model)
 
 
+def test_a_file_that_does_not_say_how_many_tokens_there_are_is_planned_too(tmp_path):
+    path = tmp_path / "silent.gguf"
+    FakeModel(layers=4, embd=256, heads=4, kv_heads=2, ff=512, vocab=300, ctx=512).write(path)
+    path.write_bytes(path.read_bytes().replace(b"llama.vocab_size", b"llama.vocab_none"))
+    context = ContextParams(n_ctx=512)
+    with (
+        caravan.Worker("sim:GFLOPS=1e6,GBPS=1e6,GIB=1") as worker,
+        caravan.connect([worker.endpoint]) as cluster,
+        Model(path, devices=cluster.devices, context=context) as model,
+        Context(model, context),
+    ):
+        assert model.n_vocab == 300
+        assert_as_planned(model)
+
+
 def test_the_state_of_a_recurrent_model_is_no_longer_there_after_planning(tmp_path):
     shapes.mamba(tmp_path / "mamba.gguf")
     with limited("4MiB", "sim:GFLOPS=1e6,GBPS=1e6,GIB=1") as cluster:

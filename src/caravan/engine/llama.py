@@ -113,6 +113,19 @@ class ContextParams3(ctypes.Structure):
     _fields_ = [*_CONTEXT_HEAD, ("moe_cache_size", _SIZE), *_CONTEXT_TAIL]
 
 
+class KvOverride(ctypes.Structure):
+    """llama_model_kv_override of a text; the value is aligned like its numbers."""
+
+    _fields_ = [
+        ("tag", _INT),
+        ("key", ctypes.c_char * 128),
+        ("gap", _INT),
+        ("text", ctypes.c_char * 128),
+    ]
+
+    STR = 3
+
+
 class Batch(ctypes.Structure):
     """llama_batch."""
 

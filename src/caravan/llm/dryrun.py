@@ -7,6 +7,7 @@ freed at once. Called by `planning`; knows nothing of what fits.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections import defaultdict
@@ -19,6 +20,7 @@ from typing import Any
 from caravan import engine
 from caravan.engine.breakdown import Share, breakdown
 from caravan.engine.hollow import load_hollow
+from caravan.engine.llama import KvOverride
 from caravan.engine.log import muted
 from caravan.errors import DoesNotFit
 from caravan.llm.devices import EngineDevice
@@ -70,8 +72,14 @@ class DryRun:
         c_params.no_alloc = True
         c_params.check_tensors = False
         c_params.load_mode = c_params.lazy_mode = 0
+        no_words = _no_vocabulary()
         with muted():
+            # most of the time would go into the vocabulary; not all files say enough without it
+            c_params.kv_overrides = ctypes.addressof(no_words)
             self.handle = self._load(path, c_params)
+            if not self.handle:
+                c_params.kv_overrides = None
+                self.handle = self._load(path, c_params)
         del keep
         if self.handle:
             llama, handle = self._llama, self.handle
@@ -165,6 +173,15 @@ class DryRun:
                 Part(part.weights, part.kv, max(0, part.compute - less), part.blocks, part.rest)
             )
         return corrected
+
+
+def _no_vocabulary() -> ctypes.Array[KvOverride]:
+    """Overrides, ended by an empty one, with which the engine takes tokens for mere numbers."""
+    overrides = (KvOverride * 2)()
+    overrides[0].tag = KvOverride.STR
+    overrides[0].key = b"tokenizer.ggml.model"
+    overrides[0].text = b"no_vocab"
+    return overrides
 
 
 def refuse_endless(n_ctx: int) -> None:
