@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -108,14 +109,34 @@ def test_a_head_that_is_killed_while_it_loads(pair, smollm2):
     pair.settle()
 
 
-def test_stopped_by_its_caller(pair, smollm2, tokens, expected):
+def says_no(held: bool) -> bool:
+    return not held
+
+
+def presses_ctrl_c(held: bool) -> bool:
+    if held:
+        signal.raise_signal(signal.SIGINT)
+    return True
+
+
+def fails(held: bool) -> bool:
+    if held:
+        raise LookupError("mine")
+    return True
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [(says_no, ModelError), (presses_ctrl_c, KeyboardInterrupt), (fails, LookupError)],
+)
+def test_stopped_by_its_caller(pair, smollm2, tokens, expected, how, error):
+    """The devices are as good as before."""
     with (
         held_link(pair.endpoints[0], 5 * MB) as link,
         caravan.connect([link.endpoint, pair.endpoints[1]]) as cluster,
     ):
-        with pytest.raises(ModelError, match="loading was stopped"):
-            Model(smollm2, devices=cluster.devices, progress=lambda fraction: not link.held)
+        with pytest.raises(error):
+            Model(smollm2, devices=cluster.devices, progress=lambda fraction: how(link.held))
         link.release()
-        # the devices are as good as before
         with Model(smollm2, THIRDS, devices=cluster.devices) as model:
             assert np.array_equal(logits(model, tokens), expected)
