@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 
@@ -286,6 +287,54 @@ def test_a_pause_tells_nothing_of_the_link():
     clock.now += 1000.0
     carry(window, clock, 5 * MB, 0.5)
     assert window.size == pytest.approx(10 * MB)
+
+
+# any order
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_byte_arrives_once_whatever_comes_first(deliver, seed):
+    """Questions of two threads, answers and arrivals in any order: all of it is accounted for."""
+    rng = random.Random(seed)
+    link = FakeLink(arrives=False)
+    delivery = deliver(link)
+    sizes = {n: rng.choice([1, 100, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE]) for n in range(40)}
+    missing = {n for n in sizes if rng.random() < 0.5}
+    unasked = {n for n in sizes if rng.random() < 0.2}
+    for number, size in sizes.items():
+        delivery.expect(weight(number, size))
+
+    def say(numbers: list[int]) -> None:
+        for number in numbers:
+            if number in unasked:
+                delivery.send(weight(number, sizes[number]))
+            else:
+                delivery.ask(weight(number, sizes[number]), digest(number))
+
+    sides = [Side(lambda half=half: say([n for n in sizes if n % 2 == half])) for half in (0, 1)]
+    for side in sides:
+        side.join()
+    delivery.seal()
+
+    def turn() -> bool:
+        due = [q for q in list(link.questions) if not q[1].done]
+        for wanted, ticket in rng.sample(due, len(due)):
+            found = [int(name[1:]) not in missing for *_, name in wanted]
+            ticket.resolve(bytes(Source.CACHE if one else Source.NONE for one in found))
+        for _ in range(min(len(link.flying), rng.randrange(1, 20))):
+            link.flying.pop(0).resolve(b"")
+        return delivery.done
+
+    wait_until(turn)
+    sent = missing | unasked
+    assert link.memory == {1000 + n: content(sizes[n]) for n in sent}
+    assert sorted(link.verbs("keep")) == [
+        ("keep", 1000 + n, sizes[n], digest(n)) for n in sorted(missing - unasked)
+    ]
+    assert link.most_open <= 4
+    brought = delivery.brought
+    assert (brought.network, brought.done) == (sum(sizes[n] for n in sent), brought.total)
+    assert (delivery.backlog, delivery.error) == (0, None)
 
 
 # the ends
