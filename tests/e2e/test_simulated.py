@@ -208,7 +208,7 @@ def test_more_devices_than_the_engine_can_use_are_refused(small):
 def test_a_cut_header_is_refused(small, cluster, tmp_path):
     path = tmp_path / "cut.gguf"
     path.write_bytes(small.read_bytes()[:5000])
-    assert "the engine cannot load it" in refused(path, cluster.devices[0])
+    assert "its header does not end within its 5000 bytes" in refused(path, cluster.devices[0])
 
 
 def test_loading_leaves_the_devices_as_they_were(small, cluster):
