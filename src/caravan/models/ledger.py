@@ -1,8 +1,8 @@
 """`Ledger`: the tensors of one GGUF file, with the digests of their content as far as known.
 
-A digest is computed once for a file: a sidecar in the cache keeps it until the file's size, mtime
-or inode is another. Whoever loads opens a ledger, asks for digests, notes those it had to compute,
-and saves. Nothing here reads a weight.
+A digest is computed once for a file: a sidecar in the cache keeps it until the file's size, mtime,
+inode or ctime is another. Whoever loads opens a ledger, asks for digests, notes those it had to
+compute, and saves. Nothing here reads a weight.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Found(NamedTuple):
 
     kept: Path
     stamp: Stamp
-    state: tuple[int, int, int, int]
+    state: tuple[int, ...]
     content: Content
 
 
@@ -108,7 +108,7 @@ def _look(path: Path, directory: Path | None) -> _Found:
     with open_gguf(path) as file:
         status = os.fstat(file.fileno())
         real = os.path.realpath(path)
-        stamp = Stamp(real, status.st_size, status.st_mtime_ns, status.st_ino)
+        stamp = Stamp(real, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
         kept = sidecar.sidecar_path(directory or digests_dir(), real)
         content = sidecar.read(kept, stamp)
         if content is None:
@@ -116,5 +116,6 @@ def _look(path: Path, directory: Path | None) -> _Found:
     return _Found(kept, stamp, _state(status), content)
 
 
-def _state(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    return (status.st_size, *times, status.st_ino, status.st_dev)

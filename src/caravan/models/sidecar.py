@@ -17,18 +17,23 @@ from caravan.models.digest import DIGEST_SIZE, digest_of_bytes
 from caravan.models.lock import locked
 from caravan.models.tensors import Header, Span
 
-_MARK = b"caravan digests 1 "
+_MARK = b"caravan digests 2 "
 _MOST = 256 << 20
 _WAIT_SECONDS = 5.0
 
 
 class Stamp(NamedTuple):
-    """Which file is meant, and in what state; the path is the real one."""
+    """Which file is meant, and in what state; the path is the real one.
+
+    The ctime is there because copies and images may keep mtimes: what nobody can set tells that
+    another file has come to the same place.
+    """
 
     path: str
     size: int
     mtime_ns: int
     inode: int
+    ctime_ns: int
 
 
 class Content(NamedTuple):
@@ -126,7 +131,7 @@ def _encode(stamp: Stamp, content: Content) -> bytes:
 
 def _content(data: Any, stamp: Stamp) -> Content | None:
     found = tuple(data[field] for field in Stamp._fields)
-    if found != stamp or [type(value) for value in found] != [str, int, int, int]:
+    if found != stamp or [type(value) for value in found] != [str, int, int, int, int]:
         return None
     fields = {name: data[name] for name in _FIELDS}
     for name, (kind, optional) in _FIELDS.items():

@@ -33,7 +33,8 @@ def take_in(lane: Lane, address: int, size: int, fd: int, offset: int) -> bytes 
     """
     buffer, at = lane.locate(address, size)
     with contextlib.suppress(OSError):
-        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_SEQUENTIAL)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, offset, size, os.POSIX_FADV_SEQUENTIAL)
     if buffer.native is not None and buffer.native.view is None:
         return _through_the_engine(lane, address, size, fd, offset)
     return _in_place(lane, buffer, at, size, fd, offset)
