@@ -5,6 +5,7 @@ What does not fit is refused before anything is sent, with what fits instead.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 import caravan
+from caravan import engine as caravan_engine
 from caravan.errors import ContextError, DoesNotFit, ModelError
 from caravan.llm import Context, ContextParams, Model, ModelParams
 from caravan.llm.planning import PLANNED_CTX
@@ -387,3 +389,14 @@ def test_run_plans_for_what_the_model_was_made_for_where_nothing_bounds_the_answ
     assert done.returncode == 1
     # 8192 tokens
     assert "KV cache 180.0 MiB" in done.stderr
+
+
+def test_the_engines_log_is_that_of_the_load_alone(cluster, smollm2, capsys):
+    caravan_engine.set_verbose(True)
+    try:
+        Model(smollm2, devices=cluster.devices).close()
+    finally:
+        caravan_engine.set_verbose(False)
+    log = capsys.readouterr().err
+    assert len(re.findall(r"no_alloc +=", log)) == 1
+    assert "compute buffer size" not in log
