@@ -20,6 +20,7 @@ from caravan.llm.planning import Planner, first_split
 
 _CELLS = 256  # the engine rounds contexts up to this
 _TRIES = 4
+_UBATCHES = (256, 128, 64, 32)
 _WHOLE_LAYERS = ("layer", "none")
 
 
@@ -97,10 +98,15 @@ class _Advice:
             self._smaller_batch,
             self._fewer_layers,
         )
+        alone = False
         for make in makers:
             suggestion = None if interrupt.pending() else make()
             if suggestion is not None:
+                alone = True
                 yield suggestion
+        together = None if alone else self._together()
+        if together is not None:
+            yield together
 
     def _fits(self, params: ModelParams, context: ContextParams) -> Arrangement | None:
         found = self._planner.arrange(params, context)
@@ -162,10 +168,23 @@ class _Advice:
 
     def _smaller_batch(self) -> Suggestion | None:
         """Fewer tokens at once, which takes less for computing."""
-        for n_ubatch in (256, 128, 64, 32):
+        for n_ubatch in _UBATCHES:
             context = replace(self._context, n_ubatch=n_ubatch)
             if n_ubatch < self._context.n_ubatch and self._fits(self._params, context) is not None:
                 return Suggestion(f"{n_ubatch} tokens at a time (-ub)", self._params, context)
+        return None
+
+    def _together(self) -> Suggestion | None:
+        """Fewer tokens at once and a shorter context, where neither is enough alone."""
+        for n_ubatch in _UBATCHES:
+            if n_ubatch >= self._context.n_ubatch or interrupt.pending():
+                continue
+            context = replace(self._context, n_ubatch=n_ubatch)
+            found = self._planner.arrange(self._params, context)
+            shorter = found and _Advice(self._planner, self._params, found)._shorter()
+            if shorter:
+                text = f"{n_ubatch} tokens at a time (-ub) and {shorter.text}"
+                return replace(shorter, text=text)
         return None
 
     def _fewer_layers(self) -> Suggestion | None:
