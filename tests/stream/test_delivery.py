@@ -269,15 +269,25 @@ def test_the_window_follows_the_link():
     window = Window(clock)
     window.sent(8 * MB)
     assert window.full
-    clock.now += 0.2
+    clock.now += 0.02
     window.arrived(4 * MB)
     # too early to say
     assert (window.size, window.used, window.full) == (8 * MB, 4 * MB, False)
-    clock.now += 0.2
+    clock.now += 0.38
     window.arrived(4 * MB)
     assert window.size == pytest.approx(20 * MB)
     carry(window, clock, 3 * MB, 1.0)
     assert window.size == pytest.approx(3 * MB)
+
+
+def test_pieces_are_bigger_where_the_link_is_fast():
+    clock = Ticks()
+    window = Window(clock)
+    assert window.piece == PIECE
+    carry(window, clock, 200 * MB, 0.5)
+    assert window.piece == 4 * PIECE
+    carry(window, clock, MB, 1.0)
+    assert window.piece == PIECE
 
 
 def test_a_pause_tells_nothing_of_the_link():

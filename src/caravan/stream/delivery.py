@@ -23,8 +23,9 @@ from caravan.stream.link import DeviceLink, TensorRef
 from caravan.stream.ticket import Ticket
 from caravan.wire.extension import MAX_LOAD, Source
 
-# Bytes of one write.
+# Bytes of one write: at least, and where the link is fast, since each costs the same work.
 PIECE = 1 << 20
+_MOST_PIECE = 4 << 20
 # Bytes that have been sent and have not arrived: at the start, at least, and at most. A question of
 # the watchdog waits behind them, so they must not take as long as its timeout.
 _WINDOW = 8 << 20
@@ -32,7 +33,7 @@ _LEAST_WINDOW = 2 << 20
 _MOST_WINDOW = 64 << 20
 _SECONDS = 1.0
 _LOOK_SECONDS = 1.0
-_PERIOD = 0.25
+_PERIOD = 0.05
 # A question is about so many bytes at most, if not about one tensor: answers tell of progress.
 _QUESTION = 64 << 20
 _MOST_ASKED = 4
@@ -162,12 +163,12 @@ class Delivery:
     # the thread
 
     def _run(self) -> None:
-        piece = memoryview(bytearray(PIECE))
+        memory = memoryview(bytearray(_MOST_PIECE))
         try:
             while self._listen():
                 self._ask_more()
                 if self._to_send and not self._window.full:
-                    self._send_piece(piece)
+                    self._send_piece(memory)
             # that tensors may be kept is in no hurry, but must be said
             self.link.stream.flush()
         except BaseException as exc:
@@ -265,9 +266,9 @@ class Delivery:
             self._add_backlog(-weight.size)
         self._changed()
 
-    def _send_piece(self, piece: memoryview) -> None:
+    def _send_piece(self, memory: memoryview) -> None:
         weight, _ = self._to_send[0]
-        data = piece[: min(PIECE, weight.size - self._offset)]
+        data = memory[: min(self._window.piece, weight.size - self._offset)]
         self._read(weight, self._offset, data)
         with self._posting:
             if self.error is not None:
@@ -316,6 +317,11 @@ class Window:
     @property
     def full(self) -> bool:
         return self.used >= self.size
+
+    @property
+    def piece(self) -> int:
+        """Bytes of the next write: a small part of them."""
+        return min(max(PIECE, self.size // 16), _MOST_PIECE)
 
     def sent(self, size: int) -> None:
         if not self.used:
