@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from caravan import engine, interrupt
 from caravan.engine.gguf import block_count
@@ -48,12 +47,7 @@ class Planner:
     def __enter__(self) -> Planner:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._run is not None:
             self._run.close()
 

@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 from blake3 import blake3
 
@@ -228,12 +227,7 @@ class Part:
     def __enter__(self) -> Part:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def write(self, data: Buffer) -> None:
