@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,11 +18,12 @@ import pytest
 import caravan
 from caravan.errors import ModelError, WorkerLost
 from caravan.llm import Model
-from caravan.llm.loading import DeviceLoad
+from caravan.llm.loading import DeviceLoad, Loading
+from caravan.llm.weights import WeightFiles
 from e2e.loads import MB, N_PROMPT, PARAMS, THIRDS, TOTALS, logits, resident
 from e2e.processes import alive, kill, running, wait_for
 from held_link import held_link
-from wired import Side
+from wired import PATIENCE, Side
 
 __all__ = ["N_PROMPT", "PARAMS"]
 
@@ -138,5 +140,34 @@ def test_stopped_by_its_caller(pair, smollm2, tokens, expected, how, error):
         with pytest.raises(error):
             Model(smollm2, devices=cluster.devices, progress=lambda fraction: how(link.held))
         link.release()
+        with Model(smollm2, THIRDS, devices=cluster.devices) as model:
+            assert np.array_equal(logits(model, tokens), expected)
+
+
+def test_stopped_while_the_engine_is_still_at_it(pair, smollm2, tokens, expected, monkeypatch):
+    """It frees the weights' memory, and only then says that it has stopped."""
+    reading, freed = threading.Event(), threading.Event()
+    read_into, close = WeightFiles.read_into, Loading.close
+
+    def read_late(files: WeightFiles, file: int, offset: int, target: memoryview) -> None:
+        reading.set()
+        assert freed.wait(PATIENCE)
+        read_into(files, file, offset, target)
+
+    def close_late(loading: Loading) -> None:
+        freed.set()
+        wait_for(lambda: all(delivery.done for delivery in loading._deliveries.values()))
+        close(loading)
+
+    calls = iter(range(100))
+    with caravan.connect(pair.endpoints) as cluster:
+        with monkeypatch.context() as patch, pytest.raises(ModelError, match="was stopped"):
+            patch.setattr(WeightFiles, "read_into", read_late)
+            patch.setattr(Loading, "close", close_late)
+            Model(
+                smollm2,
+                devices=cluster.devices,
+                progress=lambda _: next(calls, None) is not None or not reading.wait(PATIENCE),
+            )
         with Model(smollm2, THIRDS, devices=cluster.devices) as model:
             assert np.array_equal(logits(model, tokens), expected)

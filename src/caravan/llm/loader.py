@@ -117,14 +117,18 @@ class Loader:
 
     def _step(self, fraction: float, data: int | None) -> bool:
         """The engine's progress callback."""
+        go_on = False
         try:
             if self._skeleton is not None and not self._skeleton.lay():
                 self._unmapped = True
-                return False
-            return self._go_on(fraction)
+            else:
+                go_on = self._go_on(fraction)
         except BaseException as exc:  # nothing may cross C; raised again after the call
             self.error = exc
-            return False
+        if not go_on and self._loading is not None:
+            # the engine frees the weights' memory before it returns
+            self._loading.cancel()
+        return go_on
 
     def _go_on(self, fraction: float | None = None) -> bool:
         loading = self._loading

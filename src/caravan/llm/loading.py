@@ -163,11 +163,15 @@ class Loading:
         self._files.check_unchanged()
         return True
 
-    def close(self) -> None:
-        """Stop what is still going on, and keep the digests that were read."""
+    def cancel(self) -> None:
+        """Bring nothing more from here on: the memory of the weights may be freed."""
         self._cancelled = True
         for delivery in self._deliveries.values():
             delivery.cancel()
+
+    def close(self) -> None:
+        """Stop what is still going on, and keep the digests that were read."""
+        self.cancel()
         if self._reader.ident is not None:
             self._reader.join()
         self._files.save()
