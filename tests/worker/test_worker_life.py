@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from caravan.wire import codec, extension
 from caravan.wire.commands import Base, Ext
 from caravan.wire.extension import Status
 from caravan.worker.local import LocalWorkers, Worker
+from e2e.loads import resident
 from e2e.processes import children, descriptors
 from leaks import running
 from wired import wait_until
@@ -73,6 +75,24 @@ def test_what_a_client_has_allocated_goes_with_its_process() -> None:
             handle, _ = client.alloc(64)
             client.post(Base.FREE_BUFFER, handle)
         wait_until(lambda: spare not in children(worker.pid))
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="about the GNU library")
+def test_freed_memory_is_the_systems_again() -> None:
+    size = 24 << 20
+    with Worker("CPU:1") as worker:
+        (spare,) = children(worker.pid)
+        with ExtClient(worker.endpoint) as client:
+            before = resident(spare)
+            # the C library would keep one for every thread that has asked for memory
+            for _ in range(3):
+                handle, base = client.alloc(size)
+                client.set(base, bytes(size))
+                client.fence()
+                assert resident(spare) > before + size // 2
+                client.post(Ext.FREE, handle)
+                client.fence()
+            assert resident(spare) < before + size // 2
 
 
 def test_clients_wait_for_processes_that_are_starting() -> None:

@@ -26,6 +26,9 @@ CPU = 0
 _I8 = 24
 _HUGE = 2 << 20
 _BIG = 64 << 20
+# glibc's M_MMAP_THRESHOLD, and the size from which memory is the system's again once it is freed.
+_MMAP_THRESHOLD = -3
+_RETURNED = 4 << 20
 
 
 class NativeBuffer:
@@ -122,10 +125,19 @@ def _advise_huge_pages(base: int, size: int) -> None:
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_HUGEPAGE)
 
 
+def _return_freed_memory() -> None:
+    """Left to itself glibc keeps freed blocks of up to 32 MiB for later, each of its arenas some:
+    memory that heads have given back, and that counts against nobody's limit."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _RETURNED)
+
+
 class NativeDevice:
     """One entry of `-d`: a ggml device with a backend (queue, threads) of its own."""
 
     def __init__(self, engine: Engine, handle: int, index: int, threads: int) -> None:
+        _return_freed_memory()
         ggml = engine.ggml
         self._engine = engine
         self._ggml = ggml
