@@ -167,6 +167,36 @@ def test_a_model_file_that_changes_is_a_miss(site, change):
     assert "t" not in ledger.digests
 
 
+@pytest.fixture
+def meddling(site, monkeypatch) -> None:
+    """While the worker reads, the head writes to the same memory, as SET and another LOAD can."""
+    preadv = os.preadv
+
+    def read(fd: int, buffers: list[memoryview], offset: int) -> int:
+        got = preadv(fd, buffers, offset)
+        if site.devices[0].buffers[0].view is not None:
+            site.devices[0].buffers[0].data[: len(B)] = B
+        return got
+
+    monkeypatch.setattr(intake.os, "preadv", read)
+
+
+@pytest.mark.parametrize("known", [None, A], ids=["unknown", "known"])
+def test_what_a_head_writes_meanwhile_is_not_taken_for_the_files(site, known, meddling):
+    ledger = site.shelf.add("m.gguf", t=A)
+    if known is not None:
+        ledger.digests["t"] = digest_of(known)
+    load(site.peer, entry(site.base, B))
+    load(site.peer, entry(site.base, A))
+    assert ledger.digests == {"t": digest_of(A)}
+
+
+def test_what_a_head_writes_meanwhile_damages_no_cache(site, meddling):
+    digest = put(site.store, A)
+    assert load(site.peer, entry(site.base, A)) == [CACHE]
+    assert site.store.path(digest).exists()
+
+
 def test_many_at_a_time(site):
     tensors = {f"t{k}": bytes([k]) * 1000 for k in range(256)}
     site.shelf.add("m.gguf", **tensors)

@@ -24,8 +24,14 @@ class Gone(Exception):
     """The buffer is being freed, or has been."""
 
 
-def take_in(lane: Lane, address: int, size: int, fd: int, offset: int) -> bytes | None:
+def take_in(
+    lane: Lane, address: int, size: int, fd: int, offset: int, *, apart: bool = False
+) -> bytes | None:
     """Read `size` bytes of a file from `offset` on to a wire address of the lane's device.
+
+    Args:
+        apart: hash what has been read before it gets where the head can write to it meanwhile,
+            which takes a copy: so the digest is that of the file, whatever heads do.
 
     Returns the BLAKE3 digest of what has been read; None where the file cannot be read so far.
     Either way the memory holds anything until the digest is found right. Raises RemoteError when
@@ -37,10 +43,12 @@ def take_in(lane: Lane, address: int, size: int, fd: int, offset: int) -> bytes 
             os.posix_fadvise(fd, offset, size, os.POSIX_FADV_SEQUENTIAL)
     if buffer.native is not None and buffer.native.view is None:
         return _through_the_engine(lane, address, size, fd, offset)
-    return _in_place(lane, buffer, at, size, fd, offset)
+    return _in_place(lane, buffer, at, size, fd, offset, apart)
 
 
-def _in_place(lane: Lane, buffer: Buffer, at: int, size: int, fd: int, offset: int) -> bytes | None:
+def _in_place(
+    lane: Lane, buffer: Buffer, at: int, size: int, fd: int, offset: int, apart: bool
+) -> bytes | None:
     with lane.buffers.pin(buffer.handle) as pin:
         native = buffer.native
         view = native.view if native is not None else None
@@ -50,6 +58,11 @@ def _in_place(lane: Lane, buffer: Buffer, at: int, size: int, fd: int, offset: i
             if pin.ending:
                 raise Gone
 
+        def put(done: int, part: memoryview) -> None:
+            target[done : done + len(part)] = part
+
+        if apart:
+            return _staged(size, PIECE, fd, offset, put, stop)
         hasher = blake3()
         if _read(fd, offset, target, hasher.update, stop):
             return hasher.digest()
@@ -57,17 +70,32 @@ def _in_place(lane: Lane, buffer: Buffer, at: int, size: int, fd: int, offset: i
 
 
 def _through_the_engine(lane: Lane, address: int, size: int, fd: int, offset: int) -> bytes | None:
-    stage = memoryview(bytearray(min(size, _STAGE)))
-    hasher = blake3()
-    for done in range(0, size, len(stage) or 1):
-        part = stage[: size - done]
-        if not _read(fd, offset + done, part, hasher.update):
-            return None
+    def put(done: int, part: memoryview) -> None:
         with lane.executor.turn():
             # nobody can free it now, but somebody may have
             buffer, at = lane.locate(address + done, len(part))
             if buffer.native is not None:
                 buffer.native.write(at, part)
+
+    return _staged(size, _STAGE, fd, offset, put, lambda: None)
+
+
+def _staged(
+    size: int,
+    most: int,
+    fd: int,
+    offset: int,
+    put: Callable[[int, memoryview], None],
+    stop: Callable[[], None],
+) -> bytes | None:
+    """Read into memory of our own, `most` bytes at a time, and put each part where it belongs."""
+    stage = memoryview(bytearray(min(size, most)))
+    hasher = blake3()
+    for done in range(0, size, len(stage) or 1):
+        part = stage[: size - done]
+        if not _read(fd, offset + done, part, hasher.update, stop):
+            return None
+        put(done, part)
     return hasher.digest()
 
 
@@ -76,7 +104,7 @@ def _read(
     offset: int,
     target: memoryview,
     hashed: Callable[[memoryview], object],
-    stop: Callable[[], None] = lambda: None,
+    stop: Callable[[], None],
 ) -> bool:
     """Fill `target`, a piece at a time; False where the file ends or fails before."""
     done = 0

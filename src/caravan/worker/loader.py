@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 
 from caravan.errors import RemoteError
 from caravan.trace.spans import Kind
@@ -129,7 +130,7 @@ class Loader:
         found = None
         if file is not None:
             with file:
-                found = take_in(lane, wish.address, wish.size, file.fileno(), copy.offset)
+                found = _take_in(lane, wish, file, copy.offset, expected=copy.known)
         copy.found(found, wish.digest)
         return found == wish.digest
 
@@ -139,7 +140,7 @@ class Loader:
         if file is None:
             return False
         with file:
-            found = take_in(lane, wish.address, wish.size, file.fileno(), 0)
+            found = _take_in(lane, wish, file, 0, expected=True)
             if found == wish.digest:
                 store.touch(file)
                 store.hold(digest, wish.address >> ADDRESS_SHIFT)
@@ -147,6 +148,20 @@ class Loader:
         if found is not None:
             store.discard(store.path(digest))
         return False
+
+
+def _take_in(lane: Lane, wish: Wish, file: FileIO, offset: int, *, expected: bool) -> bytes | None:
+    """The digest of what the file has; what is `expected` to be right is read without a copy.
+
+    Whatever else is found will be noted of the file, or the file removed, and other heads live with
+    that: it must not be what this head has written to the same memory meanwhile.
+    """
+    place = (lane, wish.address, wish.size, file.fileno(), offset)
+    if expected:
+        found = take_in(*place)
+        if found is None or found == wish.digest:
+            return found
+    return take_in(*place, apart=True)
 
 
 class _Request:
