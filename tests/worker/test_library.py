@@ -130,6 +130,21 @@ def test_a_ledger_that_was_wrong_is_put_right(shelf):
     assert places(shelf, "t", B) == []
 
 
+def test_a_file_that_is_found_changed_while_it_is_looked_up(shelf, monkeypatch):
+    """By another thread of the session."""
+    ledger = shelf.add("m.gguf", t=A)
+    ledger.digests["t"] = digest_of(A)
+    (copy,) = shelf.library.copies("t", len(A), digest_of(A))
+
+    def digest(name: str) -> bytes | None:
+        copy.found(None, digest_of(A))
+        return digest_of(A)
+
+    monkeypatch.setattr(ledger, "digest", digest)
+    for found in shelf.library.copies("t", len(A), digest_of(A)):
+        assert found.offset == copy.offset
+
+
 @pytest.mark.parametrize("found", [None, digest_of(A), digest_of(B)])
 def test_a_file_that_has_changed_is_asked_no_more(shelf, found):
     ledger = shelf.add("a.gguf", t=A, u=B)

@@ -71,12 +71,12 @@ class Copy:
         known: whether its digest is the wanted one, as far as the ledger goes.
     """
 
-    def __init__(self, shelved: Shelved, name: str, known: bool) -> None:
+    def __init__(self, shelved: Shelved, name: str, place: Place, known: bool) -> None:
         self._shelved = shelved
         self._name = name
         self.known = known
         self.path = shelved.ledger.path
-        self.offset = shelved.places[name].offset
+        self.offset = place.offset
 
     def found(self, digest: bytes | None, wanted: bytes) -> None:
         """Say what was read there; None: it could not be read whole."""
@@ -121,16 +121,17 @@ class Library:
             place = shelved.places.get(other)
             if place is not None and place.size == size and shelved.ledger.digest(other) == digest:
                 tried.add((shelved, other))
-                yield Copy(shelved, other, known=True)
+                yield Copy(shelved, other, place, known=True)
         named = self._by_name.get((name, size), ())
         for shelved in sorted(named, key=lambda file: file.wrong - file.right):
             known = shelved.ledger.digest(name)
-            if name not in shelved.places or (shelved, name) in tried:
+            place = shelved.places.get(name)
+            if place is None or (shelved, name) in tried:
                 continue
             if known == digest:
-                yield Copy(shelved, name, known=True)
+                yield Copy(shelved, name, place, known=True)
             elif known is None and shelved.wrong - shelved.right < _WRONG:
-                yield Copy(shelved, name, known=False)
+                yield Copy(shelved, name, place, known=False)
 
     def save(self) -> None:
         """Keep the digests that were found."""
