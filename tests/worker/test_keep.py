@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import resource
+import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import cycle
@@ -283,6 +286,37 @@ def test_a_failing_disk_does_not_hold_up_the_end_of_a_buffer(site, monkeypatch):
     site.free()
     assert site.device.buffers[0].freed
     assert site.files() == []
+
+
+class FullDisk(io.StringIO):
+    """A log in a file on the disk that is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_nobody_needs_to_be_told_that_the_disk_is_full(site, monkeypatch):
+    monkeypatch.setattr(module.Part, "write", FullDisk.write)
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    site.pace.resting = True
+    site.keep(A)
+    site.keep(B)
+    site.free()
+    assert site.device.buffers[0].freed
+    site.idle()
+    assert not site.files()
+
+
+def test_a_file_that_goes_before_it_is_whole_is_not_stored_and_others_are(site, capsys):
+    site.pace.resting = True
+    site.keep(A)
+    wait_until(lambda: site.files())
+    shutil.rmtree(site.store.directory)
+    site.pace.resting = False
+    site.keep(B)
+    site.idle()
+    assert digests(site.store) == [HEX[1]]
+    assert not capsys.readouterr().err
 
 
 def test_two_sessions_that_store_the_same(site):

@@ -7,6 +7,6 @@ import sys
 
 
 def log(text: str) -> None:
-    """Nobody may be reading."""
-    with contextlib.suppress(BrokenPipeError):
+    """Nobody may be reading, and a file may have no room for it: that fails nothing else."""
+    with contextlib.suppress(OSError, ValueError):
         print(f"caravan worker: {text}", file=sys.stderr, flush=True)

@@ -239,7 +239,9 @@ class Part:
     def commit(self) -> None:
         """Raises OSError. No fsync: whoever reads the file checks its content."""
         self._file.close()
-        os.replace(self._part, self._path)
+        # whoever has removed it meanwhile has removed it
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self._part, self._path)
         self._over = True
 
     def close(self) -> None:
