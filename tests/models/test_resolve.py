@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -47,6 +49,21 @@ def test_home_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "m.gguf").touch()
     assert resolve("~/m.gguf") == tmp_path / "m.gguf"
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~no such user/m.gguf"])
+def test_what_cannot_be_looked_at_is_an_error_of_ours(name):
+    with pytest.raises(ModelError, match=f"cannot read {name[:9]}"):
+        resolve(name)
+
+
+def test_a_directory_that_must_not_be_looked_into(monkeypatch):
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ModelError, match=r"cannot read /root/m\.gguf: Permission denied"):
+        resolve("/root/m.gguf")
 
 
 def test_unknown_name_lists_the_known_ones():

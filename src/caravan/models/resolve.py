@@ -26,13 +26,19 @@ def resolve(name_or_path: str | os.PathLike[str], *, progress: Progress | None =
     sample cannot be fetched. Blocks while it fetches.
     """
     text = os.fspath(name_or_path)
-    path = Path(text).expanduser()
-    if path.is_file():
-        return first_part(path)
+    try:
+        path = Path(text).expanduser()
+        if path.is_file():
+            return first_part(path)
+        is_directory = path.is_dir()
+    except (OSError, RuntimeError) as exc:
+        # such as a directory that is not to be looked into, a name too long, a user without a home
+        why = getattr(exc, "strerror", None) or exc
+        raise ModelError(f"cannot read {text}: {why}") from exc
     sample = SAMPLES.get(text)
     if sample is not None:
         return fetch(sample, models_dir(), progress)
-    if path.is_dir():
+    if is_directory:
         raise ModelError(f"{path} is a directory, not a model file{_found_in(path)}")
     raise ModelError(f"no model file {path}{_found_in(path.parent)}; known names: {_names()}")
 

@@ -77,7 +77,7 @@ def first_part(path: Path) -> Path:
     first = path.with_name(name.other(1))
     try:
         return first if first.is_file() and known_header(path).splits == name.of else path
-    except ModelError:
+    except (ModelError, OSError):
         return path
 
 
