@@ -211,6 +211,17 @@ def test_nothing_in_a_sidecar_is_believed_unseen(model, kept, saved, change):
         assert [span.size for span in ledger.tensors.values()] == [32, 16]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+def test_a_pipe_in_its_place_is_replaced(model, kept, saved):
+    saved.unlink()
+    os.mkfifo(saved)
+    ledger = Ledger.open(model, kept)
+    assert ledger.digest("a") is None
+    ledger.note("a", TWO)
+    assert ledger.save()
+    assert Ledger.open(model, kept).digest("a") == TWO
+
+
 def test_what_cannot_be_written_is_no_error(model, tmp_path):
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where the directory should be")

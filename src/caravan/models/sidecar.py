@@ -71,7 +71,7 @@ def sidecars(directory: Path) -> list[Path]:
 def read(path: Path, stamp: Stamp) -> Content | None:
     """What the sidecar says of the file in just that state; None if it says nothing sound."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open) as file:
             data = file.read(_MOST)
     except OSError:
         return None
@@ -83,6 +83,11 @@ def read(path: Path, stamp: Stamp) -> Content | None:
         return _content(json.loads(body), stamp)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+
+
+def _open(path: str, flags: int) -> int:
+    # opening a pipe would wait for its other end
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def write(path: Path, stamp: Stamp, content: Content) -> bool:
