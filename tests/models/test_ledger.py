@@ -121,6 +121,14 @@ def test_a_file_that_is_gone_is_not_current(model, kept):
     assert not ledger.save()
 
 
+def test_a_relative_path_stays_what_it_was(model, kept, tmp_path, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    ledger = Ledger.open(Path(model.name), kept)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert ledger.current()
+
+
 def test_two_that_save_keep_what_both_know(model, kept):
     first, second = Ledger.open(model, kept), Ledger.open(model, kept)
     first.note("a", ONE)

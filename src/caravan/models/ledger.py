@@ -37,6 +37,8 @@ class Ledger:
     def __init__(self, path: Path, found: _Found) -> None:
         """Use `open`."""
         self.path = path
+        # who loads may be told to work elsewhere meanwhile
+        self._absolute = path.absolute()
         self.header = found.content.header
         self.tensors: dict[str, Span] = self.header.tensors
         self._digests = found.content.digests
@@ -71,7 +73,7 @@ class Ledger:
     def current(self) -> bool:
         """Whether the path still leads to the file that was opened, unchanged."""
         try:
-            status = os.stat(self.path)
+            status = os.stat(self._absolute)
         except OSError:
             return False
         return _state(status) == self._found.state
