@@ -141,6 +141,16 @@ def test_a_damaged_cache_entry_is_removed_and_never_used(site, content, capsys):
     assert f"removed '{path}'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("size", [0, 1, len(A) - 1, len(A) + 1])
+def test_a_head_that_is_wrong_about_a_size_damages_no_cache(site, size, capsys):
+    digest = put(site.store, A)
+    wrong = LOAD_ENTRY.pack(site.base, size, digest_of(A), b"t")
+    assert load(site.peer, wrong) == [NONE]
+    assert load(site.peer, entry(site.base, A)) == [CACHE]
+    assert site.store.path(digest).exists()
+    assert not capsys.readouterr().err
+
+
 def shortened(path: Path) -> None:
     os.truncate(path, 1000)
 

@@ -88,7 +88,7 @@ class Store:
     def find(self, digest: str, size: int) -> FileIO | None:
         """The file with this BLAKE3 digest in its name, open; its content is still to be checked.
 
-        One of another size is damaged: it is removed.
+        One of another size is removed if it is damaged; whoever asks may also be wrong.
         """
         path = self.path(digest)
         file = open_regular(path)
@@ -96,8 +96,10 @@ class Store:
             return None
         if os.fstat(file.fileno()).st_size == size:
             return file
-        file.close()
-        self.discard(path)
+        with file:
+            sound = _is_sound(file, digest)
+        if not sound:
+            self.discard(path)
         return None
 
     def verify(self, entry: Entry) -> bool:
@@ -302,6 +304,13 @@ def _entries(folder: Path, digest: re.Pattern[str]) -> Iterator[Entry]:
                 continue
             if stat.S_ISREG(found.st_mode):
                 yield Entry(file.name, found.st_size, found.st_mtime, Path(file.path))
+
+
+def _is_sound(file: FileIO, digest: str) -> bool:
+    try:
+        return _hash_of(file, digest) == digest
+    except OSError:
+        return False
 
 
 def _hash_of(file: FileIO, digest: str) -> str:
