@@ -14,8 +14,9 @@ again   The same model on workers that have it in their caches, from a head that
         and whose page cache was dropped: the time over that of reading the same bytes from the page
         cache into fresh memory, what crosses the network, and what the head reads (/proc/self/io).
 
-All files are in the page cache but for the head's of `again`. The sides take turns; ratios are
-those of neighbours in time.
+All files are in the page cache but for the head's of `again`. The sides take turns in changing
+order; ratios are those of one round. Before each side what is dirty is written, and memory is
+touched.
 """
 
 from __future__ import annotations
@@ -115,37 +116,62 @@ def write_model(path: Path) -> None:
 
 
 def cold(model: Path, work: Path, folder: Path | None, rounds: int) -> Rows:
-    ours: list[float] = []
-    copies: list[float] = []
-    theirs: list[float] = []
+    samples: dict[str, list[float]] = {"ours": [], "sendfile": [], "llama.cpp": []}
     with ExitStack() as stack:
         cache = work / "cold"
         worker = stack.enter_context(Worker("CPU:1", options=("--cache", str(cache))))
-        device = _their_device(stack, folder) if folder is not None else None
-        size = 0
-        for number in range(rounds + 1):
-            _forget(cache, work / "head")
-            loads, seconds = load(model, [worker.endpoint], lambda cluster: _filled(cache))
+
+        def once() -> tuple[list[DeviceLoad], float]:
+            return load(model, [worker.endpoint], lambda cluster: _filled(cache))
+
+        def ours() -> float:
+            loads, seconds = once()
             assert sum(x.network for x in loads) == sum(x.total for x in loads)
-            size = sum(x.total for x in loads)
-            copied = sendfile(model, size)
-            if device is not None:
-                other = _timed(lambda: Model(model, _PLAIN, devices=[device]))
-            # the first one warms the page cache up
-            if number:
-                ours.append(size / seconds / 1e9)
-                copies.append(size / copied / 1e9)
-                if device is not None:
-                    theirs.append(size / other / 1e9)
-            print(f"cold: round {number} of {rounds}", file=sys.stderr)
-    print(
-        f"\ncold, {size / 1e9:.2f} GB, GB/s: ours {spread(ours, 2)}, sendfile {spread(copies, 2)}"
-    )
-    rows: Rows = [("cold load / sendfile", quotients(ours, copies), 0.7)]
-    if theirs:
-        print(f"llama.cpp's client and server {spread(theirs, 2)}")
-        rows.append(("cold load / llama.cpp's", quotients(ours, theirs), 2.0))
+            return seconds
+
+        size = sum(x.total for x in once()[0])
+
+        sides: dict[str, Callable[[], float]] = {
+            "ours": ours,
+            "sendfile": lambda: sendfile(model, size),
+        }
+        if folder is not None:
+            device = _their_device(stack, folder)
+            sides["llama.cpp"] = lambda: _timed(lambda: Model(model, _PLAIN, devices=[device]))
+        for number in range(rounds):
+            for name in _turns(list(sides), number):
+                _forget(cache, work / "head")
+                _warm(model)
+                _calm()
+                samples[name].append(size / sides[name]() / 1e9)
+            print(f"cold: round {number + 1} of {rounds}", file=sys.stderr)
+    print(f"\ncold, {size / 1e9:.2f} GB, in GB/s:")
+    for name in sides:
+        print(f"  {name} {spread(samples[name], 2)}")
+    rows: Rows = [("cold load / sendfile", quotients(samples["ours"], samples["sendfile"]), 0.7)]
+    if folder is not None:
+        ratios = quotients(samples["ours"], samples["llama.cpp"])
+        rows.append(("cold load / llama.cpp's", ratios, 2.0))
     return rows
+
+
+def _turns(names: list[str], number: int) -> list[str]:
+    """Every side is the first one in some rounds."""
+    start = number % len(names)
+    return [*names[start:], *names[:start]]
+
+
+def _calm() -> None:
+    """Nothing that one side has left over is the next one's to pay for.
+
+    What is dirty is written, and memory is touched: a virtual machine's host takes back what has
+    been free for a few seconds, and the first touch of that costs more than all copies here.
+    """
+    os.sync()
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with _fresh(min(8 << 30, free // 2)) as memory:
+        for start in range(0, len(memory), mmap.PAGESIZE):
+            memory[start] = 0
 
 
 def _filled(cache: Path) -> None:
@@ -269,6 +295,7 @@ def again(model: Path, work: Path, rounds: int) -> Rows:
         ]
         _fill(model, endpoints)
         for number in range(rounds):
+            _calm()
             _drop(model)
             before = _read_bytes()
             loads, seconds = load(model, endpoints, lambda cluster: sent.append(_sent(cluster)))
@@ -276,6 +303,7 @@ def again(model: Path, work: Path, rounds: int) -> Rows:
             read.append((_read_bytes() - before) / model.stat().st_size)
             crossed.append(sent[-1] / size)
             _warm(model)
+            _calm()
             times.append(seconds / copy(model, size))
             print(f"again: round {number + 1} of {rounds}", file=sys.stderr)
     print(f"\nagain, {size / 1e9:.2f} GB on two workers, s: {seconds:.2f} in the last round")
