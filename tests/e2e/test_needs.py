@@ -275,6 +275,44 @@ def test_what_does_not_fit_is_refused_and_what_is_suggested_fits(limits, params,
                 context.synchronize()
 
 
+def test_a_suggested_split_is_one_of_whole_layers(smollm2):
+    sim = "sim:GFLOPS=1e6,GBPS=1e6,GIB=24"
+    # too uneven for the default to be in whole layers: the first device gets one nevertheless
+    with limited("100MiB,20GiB", f"{sim},{sim}") as cluster:
+        with pytest.raises(DoesNotFit, match=r"the split 1/30 \(-ts\)") as caught:
+            Model(
+                smollm2, ModelParams(tensor_split=(30, 1)), devices=cluster.devices, context=CONTEXT
+            )
+        suggestion = caught.value.suggestions[0]
+        assert suggestion.params.tensor_split == (1, 30)
+        with (
+            Model(
+                smollm2, suggestion.params, devices=cluster.devices, context=suggestion.context
+            ) as model,
+            Context(model, suggestion.context),
+        ):
+            assert_as_planned(model)
+
+
+def test_a_suggested_split_may_leave_a_device_out(smollm2):
+    with limited("20MiB,1GiB") as cluster:
+        with pytest.raises(DoesNotFit, match=r"the split 0/31 \(-ts\)"):
+            Model(
+                smollm2, ModelParams(tensor_split=(1, 1)), devices=cluster.devices, context=CONTEXT
+            )
+
+
+def test_a_shorter_context_is_suggested_where_a_device_is_left_out(smollm2):
+    with limited("20MiB,1GiB") as cluster:
+        asked = ContextParams(n_ctx=100_000)
+        with pytest.raises(DoesNotFit, match="-c") as caught:
+            Model(smollm2, devices=cluster.devices, context=asked)
+        best = caught.value.suggestions[0].context
+        assert 20_000 < best.n_ctx < 100_000
+        with Model(smollm2, devices=cluster.devices, context=best) as model:
+            assert model.shares == [0, 31]
+
+
 def test_the_suggested_context_is_about_the_longest_that_fits(smollm2):
     with limited("110MiB", "CPU:1") as cluster:
         asked = ContextParams(n_ctx=8192, n_ubatch=32)

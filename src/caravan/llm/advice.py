@@ -12,7 +12,7 @@ from pathlib import Path
 from caravan import interrupt
 from caravan.engine.layouts import TYPE_BLOCK, TYPE_BYTES, TYPE_NUMBERS
 from caravan.errors import DoesNotFit
-from caravan.llm.arrangement import Arrangement, between
+from caravan.llm.arrangement import Arrangement, between, layer_counts
 from caravan.llm.devices import EngineDevice
 from caravan.llm.needs import DeviceNeeds, Needs, size
 from caravan.llm.params import ContextParams, ModelParams
@@ -118,10 +118,12 @@ class _Advice:
             return None
         free = replace(self._params, tensor_split=())
         found = self._fits(free, self._context)
-        if found is None:
+        if found is None or not found.layers:
             return None
-        shares = ",".join(f"{share:g}" for share in found.split)
-        params = replace(self._params, tensor_split=tuple(found.split))
+        # what the default goes by may be bytes, which nobody wants to type
+        counts = layer_counts(found)
+        shares = "/".join(f"{count:.0f}" for count in counts)
+        params = replace(self._params, tensor_split=tuple(counts))
         return Suggestion(f"the split {shares} (-ts)", params, self._context)
 
     def _shorter(self) -> Suggestion | None:

@@ -87,10 +87,10 @@ def layer_counts(found: Arrangement) -> list[float]:
 
 
 def holds(split: Sequence[float], layers: Sequence[int], room: Sequence[int]) -> bool:
-    """Whether each device has room for its layers."""
+    """Whether each device has room for its layers. One without any needs none."""
     at = 0
     for count, space in zip(split, room, strict=True):
-        if sum(layers[at : at + int(count)]) > space:
+        if count and sum(layers[at : at + int(count)]) > space:
             return False
         at += int(count)
     return True
