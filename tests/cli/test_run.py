@@ -177,6 +177,21 @@ def test_layers_that_stay_here_are_told_beside_those_of_the_workers(smollm2, cap
     assert "): layers 20-29 + output; weights " in lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [
+        ([0, 1, 2], "layers 0-2"),
+        ([0], "layer 0"),
+        ([29, 30], "layer 29 + output"),
+        ([28, 29, 30], "layers 28-29 + output"),
+        ([30], "no layers + output"),
+        ([], "no layers"),
+    ],
+)
+def test_layers_for_people(layers, text):
+    assert run_module._layers(layers, 30) == text
+
+
 def test_local_workers_come_before_endpoints_of_the_environment(smollm2, capsys, monkeypatch):
     monkeypatch.setenv("CARAVAN_RPC", "nowhere.invalid:1")
     args = ["-m", str(smollm2), "-p", "One two three", "-n", "2", "--temp", "0"]

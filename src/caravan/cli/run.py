@@ -369,4 +369,6 @@ def _layers(layers: list[int], n_layer: int) -> str:
     """`layers 0-14`, with `+ output` for the one after the last."""
     blocks = [layer for layer in layers if layer < n_layer]
     text = f"layers {blocks[0]}-{blocks[-1]}" if blocks else "no layers"
+    if len(blocks) == 1:
+        text = f"layer {blocks[0]}"
     return f"{text} + output" if n_layer in layers else text
