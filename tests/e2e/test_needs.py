@@ -295,11 +295,12 @@ def test_a_suggested_split_is_one_of_whole_layers(smollm2):
 
 
 def test_a_suggested_split_may_leave_a_device_out(smollm2):
-    with limited("20MiB,1GiB") as cluster:
-        with pytest.raises(DoesNotFit, match=r"the split 0/31 \(-ts\)"):
-            Model(
-                smollm2, ModelParams(tensor_split=(1, 1)), devices=cluster.devices, context=CONTEXT
-            )
+    halves = ModelParams(tensor_split=(1, 1))
+    with (
+        limited("20MiB,1GiB") as cluster,
+        pytest.raises(DoesNotFit, match=r"the split 0/31 \(-ts\)"),
+    ):
+        Model(smollm2, halves, devices=cluster.devices, context=CONTEXT)
 
 
 def test_a_shorter_context_is_suggested_where_a_device_is_left_out(smollm2):
@@ -403,17 +404,30 @@ def test_run_shows_what_it_takes(smollm2):
         code, _, told = run("-m", str(smollm2), "--rpc", worker.endpoint, "-c", "512")
         first = told.splitlines()[0]
         assert code == 0
-        assert first.startswith(f"caravan: RPC0 at {worker.endpoint}: 92.1 MiB weights + 11.2 MiB")
-        assert first.endswith("of 1.0 GiB free")
+        assert first.startswith("caravan: RPC0 needs 204 MiB: weights 92.1, KV 11.2, compute ")
+        assert first.endswith("; free 1.0 GiB")
+        assert len(first) <= 80
         code, _, told = run("-m", str(smollm2), "--rpc", worker.endpoint, "-c", "512", "--quiet")
         assert code == 0
-        assert "weights +" not in told
+        assert "weights 92.1," not in told
+
+
+def test_run_says_which_device_gets_nothing(smollm2):
+    with caravan.Worker("CPU:1,CPU:1", options=("--max-memory", "20MiB,1GiB")) as worker:
+        code, _, told = run("-m", str(smollm2), "--rpc", worker.endpoint, "-c", "512")
+    assert code == 0
+    assert told.splitlines()[0] == "caravan: RPC0 gets no layers; free 20.0 MiB"
 
 
 def test_run_and_bench_refuse_in_one_line(narrow, smollm2):
     code, out, told = run("-m", str(smollm2), "--rpc", narrow, "-c", "4096")
     assert (code, out) == (1, "")
-    assert "lacks" in told
+    assert re.match(
+        rf"caravan: error: {re.escape(smollm2.name)} does not fit: RPC0 at {narrow} lacks"
+        r" [\d.]+ MiB of [\d.]+ MiB \(weights 92.1, KV cache 90.0, compute [\d.]+\)\."
+        r" It would fit with \d+ layers on the devices \(-ngl\)\n$",
+        told,
+    )
     assert len(told.splitlines()) == 1
     done = command("bench", "-m", str(smollm2), "--rpc", narrow, "-p", "4096", "-r", "1")
     assert done.returncode == 1
@@ -428,7 +442,7 @@ def test_run_plans_for_what_the_model_was_made_for_where_nothing_bounds_the_answ
         done = command("run", "-p", "One", "-m", str(smollm2), "--rpc", worker.endpoint)
     assert done.returncode == 1
     # 8192 tokens
-    assert "KV cache 180.0 MiB" in done.stderr
+    assert "KV cache 180," in done.stderr
 
 
 def test_the_engines_log_is_that_of_the_load_alone(cluster, smollm2, capsys):

@@ -62,23 +62,18 @@ def plan(
         if not too_much:
             return found.split, found.needs
         advice = [*_Advice(planner, params, found)]
-        raise DoesNotFit(f"{path}: {told(found.needs, advice)}", found.needs, advice)
+        raise DoesNotFit(f"{path.name} {told(found.needs, advice)}", found.needs, advice)
 
 
 def told(needs: Needs, advice: list[Suggestion]) -> str:
-    """The error in one line."""
+    """The error in one line, without what does not fit."""
     lacking = "; ".join(_lack(device) for device in needs.devices if device.lacks)
     fitting = ", or ".join(suggestion.text for suggestion in advice)
     return f"does not fit: {lacking}{f'. It would fit with {fitting}' if fitting else ''}"
 
 
 def _lack(device: DeviceNeeds) -> str:
-    parts = ((device.weights, "weights"), (device.kv, "KV cache"), (device.compute, "compute"))
-    words = ", ".join(f"{what} {size(number)}" for number, what in parts if number)
-    return (
-        f"{device.where} lacks {size(device.lacks)}: {size(device.need)} are needed ({words}),"
-        f" {size(device.free)} are free"
-    )
+    return f"{device.where} lacks {size(device.lacks)} of {size(device.need)} ({device.parts()})"
 
 
 class _Advice:

@@ -45,11 +45,22 @@ class DeviceNeeds:
         """Name and endpoint."""
         return f"{self.name} at {self.endpoint}" if self.endpoint else self.name
 
+    def parts(self, kv: str = "KV cache") -> str:
+        """What it is made of, in the unit of the sum: `weights 31.7, KV cache 2.8, compute 14.0`.
+
+        Args:
+            kv: what the context's memory is called.
+        """
+        named = ((self.weights, "weights"), (self.kv, kv), (self.compute, "compute"))
+        unit, _ = _unit(self.need)
+        return ", ".join(f"{word} {_number(part / unit)}" for part, word in named if part)
+
     def __str__(self) -> str:
-        parts = ((self.weights, "weights"), (self.kv, "KV"), (self.compute, "compute"))
-        sum_ = " + ".join(f"{size(number)} {what}" for number, what in parts)
-        free = f"of {size(self.free)} free" if self.total else "of an unknown size"
-        return f"{self.where}: {sum_} = {size(self.need)} {free}"
+        """As short as a line of a terminal. It has no endpoint, which may be long."""
+        free = size(self.free) if self.total else "unknown"
+        if not self.need:
+            return f"{self.name} gets no layers; free {free}"
+        return f"{self.name} needs {size(self.need)}: {self.parts('KV')}; free {free}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,18 @@ class Needs:
 
 def size(number: int) -> str:
     """Bytes for people: `1.5 GiB`."""
-    for unit, word in _UNITS:
-        if number >= unit:
-            return f"{number / unit:.1f} {word}"
-    return f"{number} B" if number else "0"
+    unit, word = _unit(number)
+    if unit == 1:
+        return f"{number} B" if number else "0"
+    return f"{_number(number / unit)} {word}"
+
+
+def _unit(number: int) -> tuple[int, str]:
+    return next(((unit, word) for unit, word in _UNITS if number >= unit), (1, "B"))
+
+
+def _number(value: float) -> str:
+    """In at most four characters."""
+    if 0 < value < 0.05:
+        return "<0.1"
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
