@@ -48,6 +48,11 @@ def test_the_option_refuses_in_one_line(value):
         Size().convert(value, None, None)
 
 
+def test_the_least_size_is_told_in_the_singular():
+    with pytest.raises(click.BadParameter, match="from 1 byte to 1 EiB"):
+        Size().convert("0", None, None)
+
+
 def test_a_least_size_is_kept():
     with pytest.raises(click.BadParameter, match="from 1024 bytes"):
         Size(least=1024).convert("1000", None, None)

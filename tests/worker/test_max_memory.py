@@ -96,10 +96,22 @@ def test_a_refusal_by_the_device_itself_counts_nothing(tally):
     assert row.held(0) == 0
 
 
+def test_what_is_in_use_is_told_if_anything_is(tally):
+    row = Row(tally.fd, tally.take())
+    device = LimitedDevice(FakeDevice(), 64 * MIB, row)
+    with pytest.raises(AllocationError, match=r"a --max-memory of 64\.0 MiB$"):
+        device.allocate(65 * MIB)
+    row.take(0, MIB, 64 * MIB)
+    with pytest.raises(AllocationError, match=r"64\.0 MiB, of which 1\.0 MiB are in use$"):
+        device.allocate(64 * MIB)
+
+
 def test_as_many_limits_as_devices(tally):
     row = Row(tally.fd, tally.take())
     assert len(limited([FakeDevice(), FakeDevice()], [100], row)) == 2
-    with pytest.raises(WorkerStartError, match="3 limits of memory for 2 devices"):
+    with pytest.raises(WorkerStartError, match="2 limits of memory for 1 device: "):
+        limited([FakeDevice()], [1, 2], row)
+    with pytest.raises(WorkerStartError, match="3 limits of memory for 2 devices: "):
         limited([FakeDevice(), FakeDevice()], [1, 2, 3], row)
 
 
@@ -129,6 +141,24 @@ def test_what_passes_the_limit_is_refused_in_both_protocols():
             wait_until(lambda: client.call(Base.GET_DEVICE_MEMORY, 0)[0] == 64 * MIB)
             assert client.call(Base.ALLOC_BUFFER, 0, 65 * MIB)[0] == 0
             assert client.call(Base.ALLOC_BUFFER, 0, 64 * MIB)[0]
+
+
+def test_a_refusal_that_has_no_words_is_told_by_the_worker(capfd):
+    options = ("--max-memory", "64MiB")
+    with (
+        Worker("CPU:1", options=options, verbose=True) as worker,
+        BaseClient(worker.endpoint) as client,
+    ):
+        assert client.call(Base.ALLOC_BUFFER, 0, 65 * MIB)[0] == 0
+        assert client.call(Base.ALLOC_BUFFER, 0, 64 * MIB)[0]
+        assert client.call(Base.ALLOC_BUFFER, 0, 1 << 60)[0] == 0
+    lines = [line for line in capfd.readouterr().err.splitlines() if "refused" in line]
+    assert len(lines) == 2
+    assert lines[0].startswith(
+        "caravan worker: refused a buffer: CPU: no room for a buffer of 65.0"
+    )
+    assert lines[0].endswith("a --max-memory of 64.0 MiB")
+    assert "is too big" in lines[1]
 
 
 def test_sessions_share_the_limit_and_a_killed_one_gives_its_part_back():
@@ -163,7 +193,7 @@ def test_a_limit_above_what_there_is_changes_nothing():
 
 
 def test_wrong_limits_end_the_start_in_one_line():
-    for limits, words in (("1GiB,2GiB", "2 limits of memory for 1 devices"), ("8 apples", "size")):
+    for limits, words in (("1GiB,2GiB", "2 limits of memory for 1 device:"), ("8 apples", "size")):
         with pytest.raises(WorkerStartError, match=words):
             limited_worker(limits)
 

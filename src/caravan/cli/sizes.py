@@ -32,7 +32,8 @@ class Size(click.types.IntParamType):
         if size is None:
             self.fail(f"{value!r} is not a size such as 8GiB, 500MB or 1.5G", param, ctx)
         if not self.least <= size <= _MOST:
-            self.fail(f"{value} is not a size from {self.least} bytes to 1 EiB", param, ctx)
+            least = f"{self.least} byte{'s' if self.least != 1 else ''}"
+            self.fail(f"{value} is not a size from {least} to 1 EiB", param, ctx)
         return size
 
 

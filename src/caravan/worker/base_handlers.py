@@ -22,6 +22,7 @@ from caravan.worker.buffers import Buffer, BufferTable
 from caravan.worker.copies import copy_within
 from caravan.worker.graph import tensor_alone
 from caravan.worker.lane import Lane
+from caravan.worker.log import log
 from caravan.worker.outlet import Parts
 from caravan.worker.replies import NOTHING
 from caravan.worker.table import bad, from_records
@@ -157,11 +158,12 @@ LANES: dict[int, Callable[[list[Lane], BufferTable, bytes], Lane]] = {
 
 
 def alloc_buffer(lane: Lane, payload: bytes) -> Parts:
-    """A refusal is answered with the pointer 0."""
+    """A refusal is answered with the pointer 0, so the reason can only be told here."""
     _, size = BASE_8[Base.ALLOC_BUFFER].request.unpack(payload)
     try:
         buffer = lane.buffers.allocate(lane.device, size)
-    except AllocationError:
+    except AllocationError as exc:
+        log(f"refused a buffer: {exc}")
         return _pack(Base.ALLOC_BUFFER, 0, 0)
     return _pack(Base.ALLOC_BUFFER, buffer.handle, buffer.size)
 

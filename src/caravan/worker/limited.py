@@ -26,8 +26,9 @@ def limited(devices: list[Device], limits: Sequence[int], row: Row) -> list[Devi
         limits = [limits[0]] * len(devices)
     if len(limits) != len(devices):
         raise WorkerStartError(
-            f"{len(limits)} limits of memory for {len(devices)} devices: give one for each, or one"
-            " that holds for each"
+            f"{len(limits)} limits of memory for {len(devices)}"
+            f" device{'s' if len(devices) != 1 else ''}: give one for each, or one that holds"
+            " for each"
         )
     return [
         LimitedDevice(device, limit, row) for device, limit in zip(devices, limits, strict=True)
@@ -69,9 +70,10 @@ class LimitedDevice:
     def allocate(self, size: int) -> DeviceBuffer:
         """Raises AllocationError, which names the limit where that is the reason."""
         if not self._row.take(self.index, size, self._limit):
+            held = self._row.held(self.index)
             raise AllocationError(
                 f"{self.name}: no room for a buffer of {_mib(size)}: the worker has a --max-memory"
-                f" of {_mib(self._limit)}, of which {_mib(self._row.held(self.index))} are in use"
+                f" of {_mib(self._limit)}{f', of which {_mib(held)} are in use' if held else ''}"
             )
         try:
             buffer = self._device.allocate(size)
