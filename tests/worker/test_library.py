@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from caravan.worker.library import find_files
+from caravan.worker.library import Library, find_files
 from worker.shelf import Shelf, digest_of
 
 A, B, C = (np.random.default_rng(k).bytes(1000) for k in range(3))
@@ -156,10 +156,23 @@ def test_a_file_that_has_changed_is_asked_no_more(shelf, found):
 
 
 def test_what_is_no_model_is_skipped_and_told(shelf, capsys):
-    (shelf.directory / "bad.gguf").write_text("no model")
+    bad = shelf.directory / "bad.gguf"
+    bad.write_text("no model")
     shelf.add("good.gguf", t=A)
     assert places(shelf, "t", A) == [("good.gguf", 32, False)]
-    assert "skipped" in capsys.readouterr().err
+    assert places(shelf, "t", A) == [("good.gguf", 32, False)]
+    told = capsys.readouterr().err
+    assert told == f"caravan worker: skipped: {bad} is no GGUF file\n"
+
+
+def test_an_error_that_names_no_file_is_told_with_the_file(tmp_path):
+    def read(path):
+        raise OSError("the disk is tired")
+
+    (tmp_path / "bad.gguf").touch()
+    told: list[str] = []
+    assert not list(Library([str(tmp_path)], read, told.append).copies("t", 1, b""))
+    assert told == [f"skipped: {tmp_path / 'bad.gguf'}: the disk is tired"]
 
 
 def test_the_file_that_was_right_is_tried_first(shelf):

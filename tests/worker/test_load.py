@@ -418,6 +418,23 @@ def test_a_real_worker_loads_and_notes(models, tmp_path):
     assert ledger.known
 
 
+def test_what_is_no_model_is_told_once_however_many_sessions_meet_it(models, capfd):
+    a, _ = content(models)
+    bad = models / "bad.gguf"
+    bad.write_text("no model")
+    with Worker("CPU:1", options=("--model-dir", str(models)), verbose=True) as worker:
+        for _ in range(3):
+            with ExtClient(worker.endpoint) as client:
+                _, base = client.alloc(1 << 20)
+                wanted = entry(base, a, "a")
+                assert client.call_raw(Ext.LOAD, question(wanted)).body == bytes([DISK])
+                client.post_raw(Ext.BYE, b"")
+                client.assert_closed()
+    told = capfd.readouterr().err
+    assert told.count(str(bad)) == 1
+    assert f"caravan worker: skipped: {bad} is not a GGUF file: " in told
+
+
 def test_two_devices_of_a_session_load_side_by_side(models):
     a, b = content(models)
     options = ("--model-dir", str(models))

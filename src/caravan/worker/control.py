@@ -1,7 +1,8 @@
 """The talk between supervisor and session process: JSON messages over a SOCK_SEQPACKET pair.
 
 Down: `Adopt`, with the connection's file descriptor. Up: `Ready` once, then `Closed` for every
-connection that ended. A closed pair means that the other side is gone.
+connection that ended, and `Notice` for what every session would say again. A closed pair means that
+the other side is gone.
 """
 
 from __future__ import annotations
@@ -64,11 +65,19 @@ class Closed:
     as_new: bool = False
 
 
-Message = Adopt | Ready | Closed
-_KINDS: dict[str, type[Adopt] | type[Ready] | type[Closed]] = {
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A line for the person who runs the worker, which the supervisor says once and no more."""
+
+    text: str
+
+
+Message = Adopt | Ready | Closed | Notice
+_KINDS: dict[str, type[Adopt] | type[Ready] | type[Closed] | type[Notice]] = {
     "Adopt": Adopt,
     "Ready": Ready,
     "Closed": Closed,
+    "Notice": Notice,
 }
 
 

@@ -101,12 +101,17 @@ class Library:
     Args:
         directories: searched to all depths, at the first question.
         read: opens the ledger of a file; raises CaravanError for one that is none.
+        tell: given a line about each file that cannot be used.
     """
 
     def __init__(
-        self, directories: Sequence[str], read: Callable[[Path], Tensors] | None = None
+        self,
+        directories: Sequence[str],
+        read: Callable[[Path], Tensors] | None = None,
+        tell: Callable[[str], None] = log,
     ) -> None:
         self._directories = directories
+        self._tell = tell
         self._read_ledger = read or _ledger
         self._lock = threading.Lock()
         self._files: list[Shelved] | None = None
@@ -150,7 +155,8 @@ class Library:
         try:
             ledger = self._read_ledger(path)
         except (CaravanError, OSError) as exc:
-            log(f"skipped '{path}': {exc}")
+            why = str(exc)
+            self._tell(f"skipped: {why if str(path) in why else f'{path}: {why}'}")
             return None
         shelved = Shelved(ledger)
         # where nothing is known yet, the next session shall at least not read the header again

@@ -56,6 +56,7 @@ class Pool:
         self._spare_at = 0.0
         self._surplus_at = 0.0
         self._failures = 0
+        self._noticed: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<Pool of {len(self._processes)} processes, {len(self._dying)} dying>"
@@ -197,6 +198,10 @@ class Pool:
             self._gone(message.connection)
             if message.as_new:
                 self._take_back(process)
+        elif isinstance(message, control.Notice):
+            if message.text not in self._noticed:
+                self._noticed.add(message.text)
+                log(message.text)
         else:
             self._lost(process)
 

@@ -66,7 +66,7 @@ class Session:
         model_dirs: Sequence[str] = (),
     ) -> None:
         self._engine = loaded
-        library = Library(model_dirs) if model_dirs else None
+        library = Library(model_dirs, tell=self._notice) if model_dirs else None
         self._sources = [*(["disk"] if library else []), *(["cache"] if store else [])]
         self._loader = Loader(library, store) if self._sources else None
         self._keeper = Keeper(store, Pace(self._totals)) if store else None
@@ -79,6 +79,11 @@ class Session:
         self._lanes: list[Lane] = []
         self._taken: dict[int, int] = {}  # device: the connection that has it
         self._open = 0
+
+    def _notice(self, text: str) -> None:
+        """Tell the person who runs the worker what other sessions may have told already."""
+        with contextlib.suppress(OSError):
+            control.send(self._control, control.Notice(text))
 
     def adopt(self, adopt: control.Adopt, fd: int) -> None:
         """Serve a connection on a thread of its own; one from another worker needs none."""
