@@ -189,6 +189,12 @@ def test_names_that_fit_several():
         upkeep.named(entries, ["ab"])
 
 
+def test_the_help_of_rm_says_what_a_name_is(capsys):
+    assert main(["cache", "rm", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "If a name fits no file, or several, nothing is removed." in told
+
+
 def test_rm_by_age(filled, cache, capsys):
     assert main(["cache", "rm", "--older-than", "5w"]) == 0
     assert capsys.readouterr().out == "removed 1 file, 30 B\n"

@@ -90,7 +90,8 @@ def rm(
 ) -> int:
     """Remove files, and say how much that freed.
 
-    Which ones: those whose digests begin with DIGEST, or those that an option says.
+    Which ones: those that are named, each by its digest or the beginning of it, or those that an
+    option says. If a name fits no file, or several, nothing is removed.
     """
     from caravan.worker import upkeep
 
