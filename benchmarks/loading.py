@@ -2,7 +2,7 @@
 
     python benchmarks/loading.py [--rounds 5] [--only cold links again] [--json FILE]
 
-Makes a model of 1.3 GB with random weights in a temporary directory; nothing is computed with it.
+Makes a model of 2.3 GB with random weights in a temporary directory; nothing is computed with it.
 
 cold    One worker on loopback, nothing cached anywhere: bytes a second from the call of `Model` to
         its return, over those of one `sendfile` of the same bytes to a process that puts them into
@@ -22,6 +22,7 @@ touched.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import mmap
@@ -52,7 +53,7 @@ from measure import machine, print_ratios, quotients, spread
 
 _PIECE = 4 << 20
 _LINK_MBIT = 200.0
-_SHAPE = {"layers": 16, "embd": 2048, "heads": 16, "kv_heads": 8, "ff": 8192, "type": "Q8_0"}
+_SHAPE = {"layers": 32, "embd": 2048, "heads": 16, "kv_heads": 8, "ff": 8192, "type": "Q8_0"}
 
 Rows = list[tuple[str, list[float], float | None]]
 
@@ -122,7 +123,11 @@ def cold(model: Path, work: Path, folder: Path | None, rounds: int) -> Rows:
         worker = stack.enter_context(Worker("CPU:1", options=("--cache", str(cache))))
 
         def once() -> tuple[list[DeviceLoad], float]:
-            return load(model, [worker.endpoint], lambda cluster: _filled(cache))
+            return load(
+                model,
+                [worker.endpoint],
+                lambda cluster, loads: _filled(cache, sum(x.total for x in loads)),
+            )
 
         def ours() -> float:
             loads, seconds = once()
@@ -174,23 +179,34 @@ def _calm() -> None:
             memory[start] = 0
 
 
-def _filled(cache: Path) -> None:
-    """Wait until the worker has written all into its cache, which it does beside other things."""
-    size, since = -1, 0.0
-    while time.monotonic() - since < 1.0:
-        found = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
-        if found != size:
-            size, since = found, time.monotonic()
-        time.sleep(0.05)
+def _filled(cache: Path, size: int) -> None:
+    """Wait until the worker has written so much into its cache, which it does on the quiet."""
+    deadline = time.monotonic() + 120
+    while _held(cache) < size:
+        if time.monotonic() > deadline:
+            raise SystemExit("the cache does not fill up")
+        time.sleep(0.1)
+
+
+def _held(cache: Path) -> int:
+    """Bytes of whole files."""
+    sizes = []
+    for path in cache.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append(0 if path.suffix == ".part" or path.is_dir() else path.stat().st_size)
+    return sum(sizes)
 
 
 _PLAIN = ModelParams(repack=False)
 
 
+Look = Callable[[caravan.Cluster, list[DeviceLoad]], Any]
+
+
 def load(
-    model: Path, endpoints: list[str], look: Callable[[caravan.Cluster], Any] = lambda cluster: None
+    model: Path, endpoints: list[str], look: Look = lambda cluster, loads: None
 ) -> tuple[list[DeviceLoad], float]:
-    """Load a model on workers; how it came there, and seconds. `look` sees the cluster then."""
+    """Load a model on workers; how it came there, and seconds. `look` sees it before it closes."""
     told: list[list[DeviceLoad]] = []
     with caravan.connect(endpoints) as cluster:
         started = time.perf_counter()
@@ -198,7 +214,7 @@ def load(
             model, _PLAIN, devices=cluster.devices, on_load=lambda loads: told.append(list(loads))
         ):
             seconds = time.perf_counter() - started
-            look(cluster)
+            look(cluster, told[-1])
     return told[-1], seconds
 
 
@@ -246,10 +262,12 @@ def sendfile(path: Path, size: int) -> float:
 
 
 @contextmanager
-def _fresh(size: int) -> Iterator[memoryview]:
-    """Memory that nobody has touched yet, with huge pages where there are some, as a worker's."""
+def _fresh(size: int, huge: bool = True) -> Iterator[memoryview]:
+    """Memory that this process has not touched yet: with huge pages, as a worker's, or as programs
+    get it."""
     area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    area.madvise(mmap.MADV_HUGEPAGE)
+    if huge:
+        area.madvise(mmap.MADV_HUGEPAGE)
     with memoryview(area) as memory:
         yield memory
     area.close()
@@ -287,6 +305,8 @@ def again(model: Path, work: Path, rounds: int) -> Rows:
     crossed: list[float] = []
     read: list[float] = []
     sent: list[int] = []
+    spent: list[float] = []
+    strict: list[float] = []
     with ExitStack() as stack:
         caches = [work / f"again{number}" for number in range(2)]
         endpoints = [
@@ -298,17 +318,21 @@ def again(model: Path, work: Path, rounds: int) -> Rows:
             _calm()
             _drop(model)
             before = _read_bytes()
-            loads, seconds = load(model, endpoints, lambda cluster: sent.append(_sent(cluster)))
+            loads, seconds = load(model, endpoints, lambda cluster, _: sent.append(_sent(cluster)))
             size = sum(x.total for x in loads)
             read.append((_read_bytes() - before) / model.stat().st_size)
             crossed.append(sent[-1] / size)
             _warm(model)
             _calm()
-            times.append(seconds / copy(model, size))
+            times.append(seconds / copy(model, size, huge=False))
+            _calm()
+            strict.append(seconds / copy(model, size, huge=True))
+            spent.append(seconds)
             print(f"again: round {number + 1} of {rounds}", file=sys.stderr)
-    print(f"\nagain, {size / 1e9:.2f} GB on two workers, s: {seconds:.2f} in the last round")
+    print(f"\nagain, {size / 1e9:.2f} GB on two workers, s: {spread(spent, 2)}")
     return [
         ("second load / copy from the page cache", times, 1.5),
+        ("second load / copy into huge pages, as a worker's", strict, None),
         ("sent to the workers / weights", crossed, 0.01),
         ("read by the head / file", read, 0.01),
     ]
@@ -317,7 +341,7 @@ def again(model: Path, work: Path, rounds: int) -> Rows:
 def _fill(model: Path, endpoints: list[str]) -> None:
     """Load until nothing more is sent: what is loaded fast is cached a little later."""
     for _ in range(10):
-        loads, _ = load(model, endpoints, lambda cluster: time.sleep(1))
+        loads, _ = load(model, endpoints, lambda cluster, loads: time.sleep(3))
         if not sum(x.network for x in loads):
             return
     raise SystemExit("the caches do not fill up")
@@ -346,9 +370,9 @@ def _warm(path: Path) -> None:
             pass
 
 
-def copy(path: Path, size: int) -> float:
+def copy(path: Path, size: int, huge: bool) -> float:
     """Seconds to read so many bytes of a file in the page cache into fresh memory."""
-    with path.open("rb", buffering=0) as file, _fresh(size) as memory:
+    with path.open("rb", buffering=0) as file, _fresh(size, huge) as memory:
         started = time.perf_counter()
         done = 0
         while done < size:
