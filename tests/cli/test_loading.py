@@ -61,6 +61,7 @@ def test_a_short_load_says_nothing(at):
 
 def test_a_line_for_each_device_every_few_seconds(at):
     two = (load(total=100 * MB, network=10 * MB), load("RPC1", 50 * MB), load("RPC2"))
+    assert at(0.0, load(total=100 * MB)) == []
     assert at(4.0, *two) == []
     assert at(5.0, *two) == [
         "caravan: loading RPC0: 10 of 100 MB from network, 2 MB/s, 45 s left",
@@ -73,6 +74,19 @@ def test_a_line_for_each_device_every_few_seconds(at):
     end = load(total=100 * MB, cache=100 * MB)
     assert at(12.5, end) == ["caravan: loading RPC0: 100 of 100 MB from cache, 8 MB/s"]
     assert at(12.6, end) == []
+
+
+def test_a_device_that_is_done_is_told_once_with_its_own_speed(at):
+    assert at(0.0, load(total=100 * MB)) == []
+    both = (load(total=20 * MB, network=20 * MB), load("RPC1", 100 * MB, network=10 * MB))
+    assert at(2.0, *both) == []
+    assert at(10.0, *both) == [
+        "caravan: loading RPC0: 20 of 20 MB from network, 10 MB/s",
+        "caravan: loading RPC1: 10 of 100 MB from network, 1 MB/s, 1 min 30 s left",
+    ]
+    assert at(20.0, *both) == [
+        "caravan: loading RPC1: 10 of 100 MB from network, 0 MB/s, 3 min 00 s left"
+    ]
 
 
 def test_before_anything_is_known(at):
@@ -150,7 +164,7 @@ def test_bars_fit_into_80_columns(show, monkeypatch):
 
     show()
 
-    monkeypatch.setattr(Task, "speed", property(lambda task: 10.1 * MB))
+    monkeypatch.setattr(module._Speeds, "of", lambda speeds, load: 10_000.0 * MB)
     monkeypatch.setattr(Task, "time_remaining", property(lambda task: 52_000.0))
     third = 178 * GB
     with contextlib.ExitStack() as stack:
@@ -165,8 +179,8 @@ def test_bars_fit_into_80_columns(show, monkeypatch):
         lines = rendered(bars._bars)
     assert len(lines) == 2
     for line, words in (
-        (lines[0], ["local:CUDA0", "534.0/535.0 GB", "10.1 MB/s", "disk+cache+network"]),
-        (lines[1], ["RPC15", "535.0/535.0 GB", "10.1 MB/s", " network"]),
+        (lines[0], ["local:CUDA0", "534.0/535.0 GB", "10000 MB/s", "disk+cache+network"]),
+        (lines[1], ["RPC15", "535.0/535.0 GB", "10000 MB/s", " network"]),
     ):
         assert len(line) <= 80
         assert "…" not in line

@@ -41,40 +41,65 @@ def source(load: DeviceLoad) -> str:
     return "+".join(name for name, size in parts.items() if size)
 
 
+class _Speeds:
+    """Bytes a second of each device since the load began; that of one that is done stays."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._begin: float | None = None
+        self._ends: dict[str, float] = {}
+
+    def of(self, load: DeviceLoad) -> float:
+        now = self._clock()
+        if self._begin is None:
+            self._begin = now
+        if load.done == load.total:
+            now = self._ends.setdefault(load.name, now)
+        seconds = now - self._begin
+        return load.done / seconds if seconds > 0 else 0.0
+
+
 class _Lines:
     """For logs."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._begin = self._last = clock()
-        self._told = False
+        self._last = clock()
+        self._speeds = _Speeds(clock)
+        self._told: set[str] = set()  # of devices that are done
+        self._begun = False
 
     def __call__(self, loads: Sequence[DeviceLoad]) -> None:
+        speeds = {load.name: self._speeds.of(load) for load in loads}
         now = self._clock()
         over = all(load.done == load.total for load in loads)
         # the last line only where there was another one, and once
-        due = now - self._last >= _LINE_SECONDS or (over and self._told)
-        if not due:
+        if not (now - self._last >= _LINE_SECONDS or (over and self._begun)):
             return
         self._last = now
-        self._told = not over
+        self._begun = not over
         # a log that takes no more is no reason to give up a load
         with contextlib.suppress(OSError):
             for load in loads:
-                if load.total:
-                    print(_line(load, now - self._begin), file=sys.stderr, flush=True)
+                if load.total and load.name not in self._told:
+                    print(_line(load, speeds[load.name] / _MB), file=sys.stderr, flush=True)
+        self._told |= {load.name for load in loads if load.done == load.total}
 
 
-def _line(load: DeviceLoad, seconds: float) -> str:
+def _line(load: DeviceLoad, speed: float) -> str:
+    """`speed`: MB a second."""
     done, total = load.done / _MB, load.total / _MB
-    speed = done / seconds if seconds > 0 else 0.0
     text = f"caravan: loading {load.name}: {done:.0f} of {total:.0f} MB"
     if not load.done:
         return text
     text += f" from {source(load)}, {speed:.0f} MB/s"
-    if done < total:
+    if done < total and speed > 0:
         text += f", {_duration((total - done) / speed)} left"
     return text
+
+
+def _rate(speed: float) -> str:
+    return f"{speed:.1f} MB/s" if speed < 100 else f"{speed:.0f} MB/s"
 
 
 def _duration(seconds: float) -> str:
@@ -92,11 +117,13 @@ class _Bars:
         self._stack = stack
         self._passing = passing
         self._begin = time.monotonic()
+        self._speeds = _Speeds(time.monotonic)
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
 
     def __call__(self, loads: Sequence[DeviceLoad]) -> None:
         over = all(load.done == load.total for load in loads)
+        speeds = {load.name: self._speeds.of(load) for load in loads}
         if self._bars is None:
             if over or time.monotonic() - self._begin < _PATIENCE_SECONDS:
                 return
@@ -105,9 +132,15 @@ class _Bars:
             if not load.total:
                 continue
             if load.name not in self._tasks:
-                self._tasks[load.name] = self._bars.add_task(load.name, source="", total=load.total)
+                self._tasks[load.name] = self._bars.add_task(
+                    load.name, source="", rate="", total=load.total
+                )
             self._bars.update(
-                self._tasks[load.name], total=load.total, completed=load.done, source=source(load)
+                self._tasks[load.name],
+                total=load.total,
+                completed=load.done,
+                source=source(load),
+                rate=_rate(speeds[load.name] / _MB) if load.done else "",
             )
         if over:
             # what is printed from here on is somebody else's
@@ -123,7 +156,6 @@ def _new_bars(passing: bool) -> Any:
         Progress,
         TextColumn,
         TimeRemainingColumn,
-        TransferSpeedColumn,
     )
 
     # what fits into 80 columns with the longest of sources
@@ -131,7 +163,7 @@ def _new_bars(passing: bool) -> Any:
         TextColumn("{task.description}"),
         BarColumn(bar_width=14),
         DownloadColumn(),
-        TransferSpeedColumn(),
+        TextColumn("{task.fields[rate]}", style="progress.data.speed"),
         TextColumn("{task.fields[source]}"),
         TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
