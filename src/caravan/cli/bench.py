@@ -155,6 +155,7 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
 @click.option("--list-devices", is_flag=True, help="list the available devices and exit")
 @click.option("-v", "--verbose", is_flag=True, help="let the engine say on stderr what it does")
 @click.option("--progress", is_flag=True, help="say on stderr how far the tests are")
+@click.option("--quiet", is_flag=True, help="do not say on stderr how far a load is")
 @click.option("--no-warmup", is_flag=True, help="skip the runs before the measured ones")
 @click.option(
     "-rpc",
@@ -251,14 +252,13 @@ def command(**given: Any) -> None:
     ):
         click.echo("caravan: note: without workers there is no utilization to show", err=True)
     with traced(given["trace"], grid["model"]):
-        rig = partial(open_rig, show_load=partial(_shown_load, settings))
+        rig = partial(open_rig, show_load=partial(_shown_load, given["quiet"], settings))
         bench(grid, settings, rig, find, out=sys.stdout, err=sys.stderr)
 
 
-def _shown_load(settings: Settings) -> AbstractContextManager[OnLoad | None]:
-    """As in llama-bench nothing is said, unless somebody is looking, or asks."""
-    looking = sys.stderr.isatty() or settings.progress
-    return shown_loading(settings.output_err != "none" or not looking, passing=True)
+def _shown_load(quiet: bool, settings: Settings) -> AbstractContextManager[OnLoad | None]:
+    """Not where results are printed to stderr, too."""
+    return shown_loading(quiet or settings.output_err != "none", passing=True)
 
 
 def _settings(
