@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import caravan
-from caravan.backend import timeline, watched
+from caravan.backend import device, timeline, watched
 from caravan.backend.timeline import Timeline
 from caravan.errors import UsageError, WorkerLost
+from caravan.stream import delivery
 from caravan.trace import head
 from caravan.trace.spans import Kind
 from pictures import Event, check, machine_names, on_track, track_names
@@ -129,6 +130,9 @@ def test_without_a_timeline_nothing_is_asked_or_kept(
 ) -> None:
     """A recorded run sends the same commands as one that is not, and the questions of its own."""
     monkeypatch.setattr(timeline, "_INTERVAL", 1000.0)
+    # how many commands there are else depends on how fast they are
+    monkeypatch.setattr(delivery, "_MOST_PIECE", delivery.PIECE)
+    monkeypatch.setattr(device, "_MEMORY_SECONDS", 1000.0)
     questions: list[str] = []
     for name in ("ask_clock", "ask_timeline"):
         asked = getattr(watched, name)
