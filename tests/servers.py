@@ -51,6 +51,11 @@ class Server:
         except CaravanError as exc:
             self.seen.append(exc)
 
+    def finish(self) -> None:
+        """Wait until the scripts of all that have come are through, or their connections ended."""
+        for thread in self._threads[1:]:
+            thread.join(PATIENCE)
+
     def close(self) -> None:
         self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()

@@ -63,6 +63,8 @@ def fails(server: Server, dog: Watchdog, kind: type[Exception], text: str, **kwa
     assert type(caught.value) is kind
     assert "\n" not in str(caught.value)
     wait_until(lambda: not stream_threads())
+    # what the head has said last is theirs to read
+    server.finish()
     for peer in server.peers:
         Side(lambda peer=peer: drain(peer)).join()
 
