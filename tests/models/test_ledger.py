@@ -213,7 +213,7 @@ def test_nothing_in_a_sidecar_is_believed_unseen(model, kept, saved, change):
     change(data)
     for body in (json.dumps(data).encode(), b"[" * 100_000, b"1", b"\xff"):
         checksum = digest_of_bytes(body).hex().encode()
-        saved.write_bytes(b"caravan digests 1 " + checksum + b"\n" + body)
+        saved.write_bytes(sidecar._MARK + checksum + b"\n" + body)
         ledger = Ledger.open(model, kept)
         assert ledger.digest("a") is None
         assert [span.size for span in ledger.tensors.values()] == [32, 16]
