@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from caravan import interrupt
 from caravan.backend import callbacks, weights
-from caravan.backend.tensor import BUFFER_AT, RemoteTensor
+from caravan.backend.tensor import BUFFER_AT, NAME_AT, RemoteTensor
 from caravan.engine import layouts
 from caravan.errors import CaravanError, DeviceError
 from caravan.stream.link import RemoteAllocation, TensorRef
@@ -29,7 +29,6 @@ SNAPSHOT_MAX = 128 << 10
 _string_at = ctypes.string_at
 _u64 = ctypes.c_uint64.from_address
 _i32 = ctypes.c_int32.from_address
-_NAME_AT = layouts.TENSOR_AT["name"]
 
 
 class RemoteBuffer:
@@ -108,7 +107,7 @@ def get_watched_size(buft: int, tensor: int) -> int:
     watcher = device.watchers.get(threading.get_ident())
     if watcher is not None:
         alignment = device.link.info.alignment
-        watcher(_string_at(tensor + _NAME_AT), -(-size // alignment) * alignment)
+        watcher(_string_at(tensor + NAME_AT), -(-size // alignment) * alignment)
     return size
 
 

@@ -12,7 +12,7 @@ from caravan.wire.records import EXT_TENSOR, RPC_TENSOR
 
 DATA_AT = layouts.TENSOR_AT["data"]
 BUFFER_AT = layouts.TENSOR_AT["buffer"]
-_NAME_AT = layouts.TENSOR_AT["name"]
+NAME_AT = layouts.TENSOR_AT["name"]
 _NAME_SIZE = 64
 _u64 = ctypes.c_uint64.from_address
 _string_at = ctypes.string_at
@@ -58,7 +58,7 @@ class RemoteTensor:
 
     def name(self) -> str:
         """As the engine calls it."""
-        raw = _string_at(self.pointer + _NAME_AT, _NAME_SIZE)
+        raw = _string_at(self.pointer + NAME_AT, _NAME_SIZE)
         return raw.partition(b"\0")[0].decode("utf-8", "replace")
 
     def address(self) -> int:

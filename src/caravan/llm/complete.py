@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from caravan.engine.gguf import context_length
 from caravan.errors import UsageError
 from caravan.llm.context import Context
 from caravan.llm.devices import EngineDevice, cpu
@@ -19,6 +18,7 @@ from caravan.llm.needs import Needs
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.placement import CPU
 from caravan.llm.sampling import SamplingParams
+from caravan.models.ledger import known_header
 from caravan.worker.names import is_local
 
 _CTX_STEP = 256
@@ -100,7 +100,7 @@ def _planned(path: str, prompt: str, given: ContextParams, max_tokens: int) -> C
     if given.n_ctx:
         return given
     with Model(path, ModelParams(vocab_only=True)) as words:
-        length = context_length(words.path)
+        length = known_header(words.path).context
         if length is None:
             return None
         return _sized(given, len(words.tokenize(prompt)), max_tokens, words, length)

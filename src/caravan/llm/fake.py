@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from caravan import engine
-from caravan.engine.gguf import block_count
 from caravan.engine.hollow import load_hollow
 from caravan.errors import ModelError
 from caravan.llm.devices import EngineDevice
 from caravan.llm.params import ModelParams
+from caravan.models.ledger import known_header
 
 
 def check_simulated(path: Path, devices: tuple[EngineDevice, ...], params: ModelParams) -> None:
     """Raises ModelError unless all layers will be on devices that only cost time."""
     if params.vocab_only:
         return
-    layers = block_count(path)
+    layers = known_header(path).layers
     real = next((device for device in devices if not device.simulated), None)
     if real is not None:
         why = f"{real.name} ({real.description}) is a real one"

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from caravan import engine, interrupt
-from caravan.engine.gguf import block_count
 from caravan.llm.arrangement import MARGIN, Arrangement, holds, layer_counts, layer_sizes
 from caravan.llm.devices import EngineDevice, check_all
 from caravan.llm.dryrun import DryRun, Part
 from caravan.llm.needs import DeviceNeeds, Needs
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.placement import CPU, filled_layers, whole_layers
+from caravan.models.ledger import known_header
 
 # of a context that nobody has asked for
 PLANNED_CTX = 4096
@@ -166,7 +166,7 @@ def first_split(path: Path, devices: tuple[EngineDevice, ...], params: ModelPara
     shares = _shares(devices, params)
     if any(params.tensor_split) or params.split_mode != "layer":
         return shares
-    n_layer = block_count(path) if len(shares) > 1 else None
+    n_layer = known_header(path).layers if len(shares) > 1 else None
     if n_layer is None:
         return shares
     return whole_layers(n_layer, params.n_gpu_layers, shares)

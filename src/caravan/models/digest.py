@@ -1,7 +1,7 @@
 """The digest that names a tensor's content: BLAKE3 over exactly its bytes as they stand in a file.
 
-The one place that calls the library, which is imported when the first digest is wanted: most
-commands need none.
+For heads and ledgers; what a worker reads and keeps it hashes on its way. The library is imported
+when the first digest is wanted: most commands need none.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from caravan.models.digest import DIGEST_SIZE, digest_of_bytes
 from caravan.models.lock import locked
 from caravan.models.tensors import Header, Span
 
-_MARK = b"caravan digests 2 "
+_MARK = b"caravan digests 3 "
 _MOST = 256 << 20
 _WAIT_SECONDS = 5.0
 
@@ -47,6 +47,7 @@ class Content(NamedTuple):
 _FIELDS: dict[str, tuple[type, bool]] = {
     "architecture": (str, True),
     "layers": (int, True),
+    "context": (int, True),
     "split": (int, False),
     "splits": (int, False),
     "split_tensors": (int, True),

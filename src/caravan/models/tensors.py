@@ -58,7 +58,8 @@ class Header:
     Attributes:
         tensors: where each one's data lie, in the order of the file.
         architecture: such as `llama`.
-        layers: of the whole model (`<architecture>.block_count`).
+        layers: of the whole model, without the output's (`<architecture>.block_count`).
+        context: tokens that the model was made for (`<architecture>.context_length`).
         split, splits: the file is number `split`, from 0, of so many; 0 of 1 for a whole model.
         split_tensors: tensors in all of the splits.
         start: where the tensors' data begin; all that comes before is the header.
@@ -68,6 +69,7 @@ class Header:
     tensors: dict[str, Span]
     architecture: str | None
     layers: int | None
+    context: int | None
     split: int
     splits: int
     split_tensors: int | None
@@ -214,10 +216,15 @@ def _parse(window: _Window) -> Header:
         start = -(-start // alignment) * alignment
     tensors = {name: Span(start + span.offset, span.size) for name, span in found.items()}
     splits = numbers.get(b"split.count", 0)
+
+    def of_architecture(key: bytes) -> int | None:
+        return None if architecture is None else numbers.get(architecture + key)
+
     return Header(
         tensors=tensors,
         architecture=None if architecture is None else architecture.decode("utf-8", "replace"),
-        layers=None if architecture is None else numbers.get(architecture + b".block_count"),
+        layers=of_architecture(b".block_count"),
+        context=of_architecture(b".context_length"),
         split=numbers.get(b"split.no", 0) if splits else 0,
         splits=splits or 1,
         split_tensors=numbers.get(b"split.tensors.count"),
