@@ -156,6 +156,7 @@ def test_the_hello_is_the_one_that_is_sent():
 
 def test_the_examples_of_json_are_sound():
     decoders = {
+        "Who may come in": (extension.decode_tls_request,),
         "SESSION": (extension.decode_session_request, extension.decode_session_reply),
         "Direct copies": (extension.decode_peer_target, extension.decode_peer_request),
     }

@@ -79,6 +79,9 @@ EXTENSION: list[Row] = [
     (90, "SET_CAST", 12, True, None, False),
     (91, "LOAD", 4, True, 0, True),
     (92, "KEEP", 48, False, None, False),
+    (93, "AUTH", 32, False, 32, False),
+    (94, "PROVE", 32, False, 32, False),
+    (95, "TLS", 0, True, 0, False),
 ]
 
 TABLES = {"7": (BASE_7, SEVEN), "8": (BASE_8, EIGHT), "extension": (EXT, EXTENSION)}

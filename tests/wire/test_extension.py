@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan.errors import RemoteProtocolError
+from caravan.errors import RemoteProtocolError, VersionMismatch
 from caravan.wire import extension
 from caravan.wire.extension import (
+    Asks,
     DeviceInfo,
     PeerRequest,
     PeerTarget,
     SessionReply,
     SessionRequest,
+    TlsRequest,
 )
 
 texts = st.text(st.characters(categories=("L", "N", "P", "S")), max_size=40)
@@ -80,12 +82,34 @@ DECODERS = [
     extension.decode_session_reply,
     extension.decode_peer_request,
     extension.decode_peer_target,
+    extension.decode_tls_request,
 ]
+KINDS = (SessionRequest, SessionReply, PeerRequest, PeerTarget, TlsRequest)
 
 
 def test_caps_bytes():
     assert extension.caps() == b"\0\0\0\0caravan\0\1\0" + bytes(10)
     assert extension.caps(False) == bytes(24)
+
+
+@pytest.mark.parametrize("asks", [Asks.NOTHING, Asks.TOKEN, Asks.TLS, Asks.TOKEN | Asks.TLS])
+def test_what_a_worker_asks_for_is_one_byte_after_the_version(asks):
+    caps = extension.caps(True, asks)
+    assert caps == b"\0\0\0\0caravan\0\1\0" + bytes((asks,)) + bytes(9)
+    assert extension.asked(caps) == asks
+    assert extension.agreed(caps) == 1
+
+
+def test_who_has_no_mark_asks_for_nothing():
+    assert extension.caps(False, Asks.TOKEN) == bytes(24)
+    assert extension.asked(bytes(14) + b"\xff" * 10) == Asks.NOTHING
+    assert extension.asked(extension.caps()[:14]) == Asks.NOTHING
+
+
+def test_what_a_later_worker_asks_for_is_noticed():
+    for bits in (4, 5, 128, 255):
+        with pytest.raises(VersionMismatch, match="asks for more"):
+            extension.asked(extension.caps()[:14] + bytes((bits,)) + bytes(9))
 
 
 def test_both_ends_of_this_version_agree():
@@ -141,6 +165,43 @@ def test_targets_come_back(target):
 @given(introductions)
 def test_introductions_come_back(request):
     assert extension.decode_peer_request(extension.encode_json(request)) == request
+
+
+ids = st.just("") | st.text("0123456789abcdef", min_size=32, max_size=32)
+
+
+@given(ids, st.booleans())
+def test_tls_requests_come_back(name, peer):
+    request = TlsRequest("", name) if peer else TlsRequest(name)
+    assert extension.decode_tls_request(extension.encode_json(request)) == request
+
+
+@pytest.mark.parametrize(
+    ("session", "peer"),
+    [
+        ("a" * 31, ""),
+        ("a" * 33, ""),
+        ("", "A" * 32),
+        ("", "g" * 32),
+        ("../" + "a" * 29, ""),
+        ("a" * 32, "b" * 32),
+    ],
+)
+def test_a_tls_request_for_no_process_is_refused(session, peer):
+    with pytest.raises(RemoteProtocolError, match="TLS for a"):
+        extension.decode_tls_request(json.dumps({"session": session, "peer": peer}).encode())
+
+
+@given(st.text(max_size=40))
+def test_a_public_id_is_32_digits_that_do_not_tell_the_key(key):
+    name = extension.public_id(key)
+    assert name != key
+    assert extension.decode_tls_request(extension.encode_json(TlsRequest(name))).session == name
+
+
+def test_public_ids_differ():
+    assert extension.public_id("a") != extension.public_id("b")
+    assert extension.public_id("a") == "d9f491b4270de7a8c78f0ba2ef1a0424"
 
 
 def test_unknown_fields_are_ignored():
@@ -317,7 +378,7 @@ def test_any_bytes_are_valid_or_refused(data):
         except RemoteProtocolError as exc:
             assert str(exc)
         else:
-            assert isinstance(message, SessionRequest | SessionReply | PeerRequest | PeerTarget)
+            assert type(message) in KINDS
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255))

@@ -112,6 +112,10 @@ class Ext(IntEnum):
     # weights that need not cross the network, and those that need not a second time
     LOAD = 91
     KEEP = 92
+    # who may come in, before SESSION or PEER; docs/protocol.md has their order
+    AUTH = 93
+    PROVE = 94
+    TLS = 95
 
 
 HELLO_REPLY = Layout(
@@ -141,6 +145,8 @@ SET_ENTRY = Layout((("address", "Q"), ("size", "Q")), 16)
 PARCEL = Layout(
     (("route", "I"), ("dtype", "I"), ("ticket", "Q"), ("address", "Q"), ("size", "Q")), 32
 )
+NONCE = Layout((("nonce", "32s"),), 32)
+MAC = Layout((("mac", "32s"),), 32)
 GRAPH_HEAD_7 = Layout((("device", "I"), ("n_nodes", "I")), 8)
 GRAPH_HEAD_8 = Layout((("device", "I"), ("uid", "Q"), ("n_nodes", "I")), 16)
 
@@ -317,6 +323,11 @@ EXT: dict[int, Command] = {
             aside=True,
         ),
         Command(Ext.KEEP, "KEEP", Layout((("address", "Q"), ("size", "Q"), ("digest", "32s")), 48)),
+        # the client's first, then the worker's: see proof.py
+        Command(Ext.AUTH, "AUTH", NONCE, reply=NONCE),
+        Command(Ext.PROVE, "PROVE", MAC, reply=MAC),
+        # JSON, see extension.TlsRequest; after the reply both ends shake hands for TLS
+        Command(Ext.TLS, "TLS", EMPTY, tail=True, reply=EMPTY),
     )
 }
 

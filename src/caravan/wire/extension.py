@@ -7,12 +7,13 @@ stay zero: an RDMA peer reads its queue-pair number there and so finds none.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import Any, TypeVar
 
-from caravan.errors import RemoteProtocolError
+from caravan.errors import RemoteProtocolError, VersionMismatch
 from caravan.trace.spans import LIMIT
 from caravan.wire.layout import Layout
 
@@ -25,6 +26,8 @@ FRAME = Layout(
 )
 
 MAX_JSON = 1 << 20
+# Of a first frame of JSON (SESSION, PEER, TLS): a worker reads it before it knows whose it is.
+MAX_FIRST = 64 << 10
 MAX_ADDRESSES = 8
 MAX_ERROR_TEXT = 4096
 _MAX_TEXT = 256
@@ -51,6 +54,10 @@ MAX_BUFFER_SIZE = (1 << ADDRESS_SHIFT) - 1
 
 # The name of devices that take time and compute nothing: their results mean nothing.
 SIMULATED = "sim"
+
+
+# A key is 32 hexadecimal digits, and so is its public name.
+_ID_DIGITS = 32
 
 
 _T = TypeVar("_T")
@@ -84,11 +91,20 @@ class Source(IntEnum):
 SOURCES = {"disk": Source.DISK, "cache": Source.CACHE}
 
 
-def caps(supported: bool = True) -> bytes:
+class Asks(IntFlag):
+    """What a worker asks for in its HELLO, before SESSION or PEER."""
+
+    NOTHING = 0
+    TOKEN = 1
+    TLS = 2
+
+
+def caps(supported: bool = True, asks: Asks = Asks.NOTHING) -> bytes:
     """HELLO's capability bytes of an end that speaks the extension (all zero: it does not)."""
     if not supported:
         return bytes(CAPS_SIZE)
-    return (_MARK + EXTENSION_VERSION.to_bytes(2, "little")).ljust(CAPS_SIZE, b"\0")
+    mark = _MARK + EXTENSION_VERSION.to_bytes(2, "little") + bytes((asks,))
+    return mark.ljust(CAPS_SIZE, b"\0")
 
 
 def agreed(peer_caps: bytes) -> int:
@@ -97,6 +113,19 @@ def agreed(peer_caps: bytes) -> int:
         return 0
     version = int.from_bytes(peer_caps[len(_MARK) : len(_MARK) + 2], "little")
     return min(version, EXTENSION_VERSION)
+
+
+def asked(peer_caps: bytes) -> Asks:
+    """What the worker that sent `peer_caps` asks for; nothing without the mark.
+
+    Raises VersionMismatch when it is more than this version knows.
+    """
+    if not agreed(peer_caps):
+        return Asks.NOTHING
+    (bits,) = peer_caps[len(_MARK) + 2 :][:1] or b"\0"
+    if bits & ~(Asks.TOKEN.value | Asks.TLS.value):
+        raise VersionMismatch("the worker asks for more than this version of Caravan knows")
+    return Asks(bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +213,28 @@ class PeerRequest:
     device: int
 
 
-Json = SessionRequest | SessionReply | PeerTarget | PeerRequest
+@dataclass(frozen=True, slots=True)
+class TlsRequest:
+    """TLS: which process a connection is for, while it is still in the clear.
+
+    Attributes:
+        session: `public_id` of the session that is joined; empty for a new one.
+        peer: `public_id` of the peer key by which a worker comes; empty for a head.
+    """
+
+    session: str = ""
+    peer: str = ""
+
+
+Json = SessionRequest | SessionReply | PeerTarget | PeerRequest | TlsRequest
+
+
+def public_id(key: str) -> str:
+    """The name of a session's key, or peer key, that may be seen: nobody gets from it to the key.
+
+    The first 32 hexadecimal digits of a SHA-256.
+    """
+    return hashlib.sha256(b"caravan id\0" + key.encode()).hexdigest()[:_ID_DIGITS]
 
 
 def encode_json(message: Json) -> bytes:
@@ -207,6 +257,17 @@ def decode_peer_target(data: bytes) -> PeerTarget:
     target = _checked_route(_build(PeerTarget, _object(data)))
     _check_addresses(target.addresses)
     return target
+
+
+def decode_tls_request(data: bytes) -> TlsRequest:
+    """Raises RemoteProtocolError on anything but a whole, well-typed request."""
+    request = _build(TlsRequest, _object(data))
+    for name in (request.session, request.peer):
+        if name and (len(name) != _ID_DIGITS or set(name) - set("0123456789abcdef")):
+            raise RemoteProtocolError("TLS for a process whose name is none")
+    if request.session and request.peer:
+        raise RemoteProtocolError("TLS for a head and a worker at once")
+    return request
 
 
 def _checked_route(message: _P) -> _P:

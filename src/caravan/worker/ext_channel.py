@@ -42,7 +42,7 @@ _LONG = (Ext.GRAPH_RECOMPUTE, Ext.PUSH, Ext.TAKE)
 _MAX_OPENING = 32
 # Tensors that a device's connection may have asked for and not been told of yet.
 MAX_LOADING = 8192
-_NOT_HERE = (Ext.SESSION, Ext.PEER, Ext.DATA)
+_NOT_HERE = (Ext.SESSION, Ext.PEER, Ext.DATA, Ext.AUTH, Ext.PROVE, Ext.TLS)
 _LIMITS: dict[int, int] = {
     Ext.GRAPH_COMPUTE: MAX_GRAPH,
     Ext.SET_MANY: MAX_SET_MANY,
