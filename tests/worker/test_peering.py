@@ -218,7 +218,7 @@ def test_what_is_no_target_is_answered(worker, payload):
 
 
 def test_a_target_too_long_to_be_read_is_answered(worker):
-    worker.ext(Ext.PEER_OPEN, tail=bytes(extension.MAX_JSON + 1))
+    worker.ext(Ext.PEER_OPEN, tail=bytes(extension.MAX_QUESTION + 1))
     assert worker.answer()[1] == Status.BAD_REQUEST
     fence = worker.ext(Ext.FENCE)
     assert worker.answer()[2] == fence

@@ -26,8 +26,8 @@ FRAME = Layout(
 )
 
 MAX_JSON = 1 << 20
-# Of a first frame of JSON (SESSION, PEER, TLS): a worker reads it before it knows whose it is.
-MAX_FIRST = 64 << 10
+# What a head or a worker asks in JSON is short: a stranger may send it.
+MAX_QUESTION = 16 << 10
 MAX_ADDRESSES = 8
 MAX_ERROR_TEXT = 4096
 _MAX_TEXT = 256
@@ -244,24 +244,24 @@ def encode_json(message: Json) -> bytes:
 
 def decode_session_request(data: bytes) -> SessionRequest:
     """Raises RemoteProtocolError on anything but a whole, well-typed request."""
-    return _build(SessionRequest, _object(data))
+    return _build(SessionRequest, _object(data, MAX_QUESTION))
 
 
 def decode_peer_request(data: bytes) -> PeerRequest:
     """Raises RemoteProtocolError on anything but a whole, well-typed request."""
-    return _checked_route(_build(PeerRequest, _object(data)))
+    return _checked_route(_build(PeerRequest, _object(data, MAX_QUESTION)))
 
 
 def decode_peer_target(data: bytes) -> PeerTarget:
     """Raises RemoteProtocolError on anything but a whole, well-typed request."""
-    target = _checked_route(_build(PeerTarget, _object(data)))
+    target = _checked_route(_build(PeerTarget, _object(data, MAX_QUESTION)))
     _check_addresses(target.addresses)
     return target
 
 
 def decode_tls_request(data: bytes) -> TlsRequest:
     """Raises RemoteProtocolError on anything but a whole, well-typed request."""
-    request = _build(TlsRequest, _object(data))
+    request = _build(TlsRequest, _object(data, MAX_QUESTION))
     for name in (request.session, request.peer):
         if name and (len(name) != _ID_DIGITS or set(name) - set("0123456789abcdef")):
             raise RemoteProtocolError("TLS for a process whose name is none")
@@ -319,9 +319,9 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
-def _object(data: bytes) -> dict[str, Any]:
-    if len(data) > MAX_JSON:
-        raise RemoteProtocolError(f"SESSION payload of {len(data)} bytes")
+def _object(data: bytes, most: int = MAX_JSON) -> dict[str, Any]:
+    if len(data) > most:
+        raise RemoteProtocolError(f"{len(data)} bytes of JSON: there may be {most}")
     try:
         obj = json.loads(bytes(data))
     except (ValueError, RecursionError) as exc:

@@ -15,7 +15,7 @@ from caravan.wire.commands import U8, Base, Command, base_table
 from caravan.worker import base_handlers as handlers
 from caravan.worker.base_handlers import TensorRef
 from caravan.worker.buffers import Buffer, BufferTable
-from caravan.worker.channel import MAX_GRAPH, Channel, Step, Work, as_remote
+from caravan.worker.channel import BIG, MAX_GRAPH, Channel, Step, Work, as_remote
 from caravan.worker.copies import Snapshot
 from caravan.worker.executor import Job
 from caravan.worker.lane import Lane
@@ -27,6 +27,8 @@ from caravan.worker.table import bad, from_base
 from caravan.worker.weights import Weights
 
 GRAPHS_8 = 1024
+# Their tensors together; an honest client of a large model comes near to a third of it.
+KEPT_8 = 1 << 23
 
 _COLLECTIVE = frozenset({Base.COMM_INIT, Base.COMM_ALLREDUCE, Base.COMM_FREE})
 _GETS = frozenset({Base.GET_TENSOR, Base.GET_TENSOR_2D})
@@ -233,15 +235,19 @@ class BaseChannel(Channel):
         lane.counters.count(command.name)
         address = TensorRef.parse(record).part(offset, span)
         lane.locate(address, span)
+        if size > BIG:
+            with lane.executor.turn():
+                buffer, at = lane.locate(address, span)
+                for i in range(n_rows):
+                    self.take_pieces(lane, buffer, at + i * stride, row)
+            return
         data = bytearray(size)
         self.reader.read_into(memoryview(data))
 
         def body() -> Parts:
             buffer, at = lane.locate(address, span)
             if buffer.native is not None:
-                for i in range(n_rows):
-                    part = memoryview(data)[i * row : (i + 1) * row]
-                    buffer.native.write(at + i * stride, part)
+                handlers.write_rows(buffer.native, at, row, stride, data)
             return NOTHING
 
         self.post(lane, self._answer(command, body), held=size)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from struct import Struct
 
 import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from caravan.engine.layouts import TYPE_BLOCK, TYPE_BYTES
 from caravan.errors import AllocationError, RemoteError
@@ -20,6 +22,7 @@ from caravan.wire.extension import ADDRESS_SHIFT, Status
 from caravan.wire.records import RPC_TENSOR
 from caravan.worker.buffers import Buffer, BufferTable
 from caravan.worker.copies import copy_within
+from caravan.worker.device import DeviceBuffer
 from caravan.worker.graph import tensor_alone
 from caravan.worker.lane import Lane
 from caravan.worker.log import log
@@ -29,6 +32,9 @@ from caravan.worker.table import bad, from_records
 from caravan.worker.weights import Entry, Weights
 
 Handler = Callable[[Lane, bytes], Parts]
+
+# Its answer is gathered in the worker's own memory.
+MAX_READ_2D = 1 << 30
 
 # type, buffer, ne[4], nb[4] of an rpc_tensor, and its data; a NumPy record costs far more to read.
 _HEAD = Struct("<8xIQ4I4I")
@@ -192,8 +198,30 @@ def get_tensor_2d(lane: Lane, payload: bytes) -> Parts:
     record, offset, size, n, stride = BASE_8[Base.GET_TENSOR_2D].request.unpack(payload)
     span = span_2d(size, n, stride)
     buffer, at = lane.locate(TensorRef.parse(record).part(offset, span), span)
-    parts = [bytes(part) for i in range(n) for part in _read(lane, buffer, at + i * stride, size)]
-    return (b"".join(parts),)
+    if n * size > MAX_READ_2D:
+        raise bad(f"{n} rows of {size} bytes at once: there may be {MAX_READ_2D} bytes")
+    native = buffer.native
+    if native is None:
+        return NOTHING
+    lane.counters.bytes_out += n * size
+    return (_rows(np.frombuffer(native.read(at, span), np.uint8), n, size, stride).tobytes(),)
+
+
+def write_rows(native: DeviceBuffer, at: int, size: int, stride: int, data: bytearray) -> None:
+    """Rows of `size` bytes, one after the other in `data`, each `stride` from the last."""
+    n = len(data) // size
+    if native.view is None:
+        for i in range(n):
+            native.write(at + i * stride, memoryview(data)[i * size : (i + 1) * size])
+        return
+    span = (n - 1) * stride + size
+    target = np.frombuffer(native.view[at : at + span], np.uint8)
+    _rows(target, n, size, stride)[:] = np.frombuffer(data, np.uint8).reshape(n, size)
+
+
+def _rows(memory: npt.NDArray[np.uint8], n: int, size: int, stride: int) -> npt.NDArray[np.uint8]:
+    """`n` rows within memory that holds them; of one row the stride is of no concern."""
+    return as_strided(memory, (n, size), (stride if n > 1 else size, 1))
 
 
 def span_2d(size: int, n: int, stride: int) -> int:

@@ -28,7 +28,9 @@ from caravan.worker.replies import NOTHING, Replies
 
 QUEUE_LIMIT = 256 << 20
 # A payload above this waits for the device rather than for memory of its own.
-_BIG = 64 << 20
+BIG = 64 << 20
+# Of what is too big: on its way to memory that the host cannot reach.
+_PIECE = 16 << 20
 
 MAX_GRAPH = 64 << 20
 
@@ -135,7 +137,7 @@ class Channel:
                 self._finish(lambda: self._fill(lane, size, locate, guard, keep), 0)
             finally:
                 executor.release()
-        elif size > _BIG:
+        elif size > BIG:
             loan = executor.lend()
             try:
                 self._finish(lambda: self._fill(lane, size, locate, guard, keep), 0)
@@ -155,27 +157,44 @@ class Channel:
         self, lane: Lane, size: int, locate: Locate, guard: Guard, keep: Keep | None
     ) -> Parts:
         """Read the payload at the device's turn; it is consumed whatever happens."""
-        found = False
-        target: memoryview | None = None
-
-        def find() -> None:
-            nonlocal found, target
-            buffer, offset = locate()
-            found = True
-            if buffer.native is not None and buffer.native.view is not None:
-                target = buffer.native.view[offset : offset + size]
-
-        parts = guard(find)
-        if not found:
+        places: list[tuple[Buffer, int]] = []
+        parts = guard(lambda: places.append(locate()))
+        if not places:
             self.reader.skip(size)
             return parts
-        if target is not None:
-            self._read_into(lane, target, keep)
+        buffer, offset = places[0]
+        if buffer.native is not None and buffer.native.view is not None:
+            self._read_into(lane, buffer.native.view[offset : offset + size], keep)
             lane.counters.bytes_in += size
             return NOTHING
+        if size > BIG:
+            return guard(lambda: self.take_pieces(lane, buffer, offset, size))
         data = bytearray(size)
         self._read_into(lane, memoryview(data), keep)
         return guard(lambda: _write(lane, data, locate))
+
+    def take_pieces(self, lane: Lane, buffer: Buffer, offset: int, size: int) -> None:
+        """Take payload to a place that has been checked, at the device's turn.
+
+        A failure comes when all has been read.
+        """
+        native = buffer.native
+        if native is not None and native.view is not None:
+            self._read_into(lane, native.view[offset : offset + size], None)
+            lane.counters.bytes_in += size
+            return
+        failure: Exception | None = None
+        for done in range(0, size, _PIECE):
+            data = bytearray(min(_PIECE, size - done))
+            self._read_into(lane, memoryview(data), None)
+            try:
+                if native is not None and failure is None:
+                    native.write(offset + done, data)
+            except Exception as exc:
+                failure = exc
+            lane.counters.bytes_in += len(data)
+        if failure is not None:
+            raise failure
 
     def _read_into(self, lane: Lane, target: memoryview, keep: Keep | None) -> None:
         """Receive a payload for a device: unless it computes meanwhile, it is waiting for it."""

@@ -1,7 +1,8 @@
 """`ExtChannel`: a connection that speaks Caravan's extension; it serves one device of a session.
 
 Every failure is answered with a status and a text at its place in order, and the connection goes
-on; only a frame that cannot be skipped ends it.
+on; only a frame that cannot be skipped ends it. A refusal is answered before the rest is skipped,
+which may never come.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from caravan.wire.dtypes import MAX_CAST
 from caravan.wire.extension import (
     FRAME,
     MAX_ERROR_TEXT,
-    MAX_JSON,
     MAX_LOAD,
+    MAX_QUESTION,
     MAX_SET_MANY,
     Status,
     error_text,
@@ -48,7 +49,7 @@ _LIMITS: dict[int, int] = {
     Ext.SET_MANY: MAX_SET_MANY,
     Ext.LOAD: EXT[Ext.LOAD].request.size + MAX_LOAD * LOAD_ENTRY.size,
     Ext.SET_CAST: EXT[Ext.SET_CAST].request.size + MAX_CAST,
-    Ext.PEER_OPEN: MAX_JSON,
+    Ext.PEER_OPEN: MAX_QUESTION,
     Ext.INIT_TENSOR: MAX_RECORDS * EXT_TENSOR.itemsize,
     Ext.ALLOC_SIZE: MAX_RECORDS * EXT_TENSOR.itemsize,
 }
@@ -118,13 +119,13 @@ class ExtChannel(Channel):
     def _take(self, command: Command | None, number: int, seq: int, length: int) -> Job | None:
         """Do or queue one request; what is long and can be done at once is returned instead."""
         if command is None or number in _NOT_HERE:
-            self.reader.skip(length)
             self._refuse(number, seq, RemoteError(Status.UNKNOWN_COMMAND, f"command {number}"))
+            self.reader.skip(length)
             return None
         self.lane.counters.count(command.name)
         if not command.fits(length) or length > _LIMITS.get(number, MAX_PAYLOAD):
-            self.reader.skip(length)
             self._refuse(number, seq, bad(f"{command.name} cannot have {length} bytes"))
+            self.reader.skip(length)
         elif number == Ext.SET:
             self._set(command, seq, length)
         elif command.aside:
@@ -254,8 +255,8 @@ class ExtChannel(Channel):
         try:
             self.lane.locate(address, size)
         except RemoteError as exc:
-            self.reader.skip(size)
             self._refuse(command.number, seq, exc)
+            self.reader.skip(size)
             return
 
         def guard(step: Step) -> Parts:

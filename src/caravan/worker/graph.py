@@ -40,7 +40,7 @@ class Graph:
         nanoseconds: the device's estimate.
     """
 
-    __slots__ = ("_keep", "address", "handles", "n_nodes", "nanoseconds", "version")
+    __slots__ = ("_keep", "address", "handles", "n_nodes", "n_tensors", "nanoseconds", "version")
 
     def __init__(self, table: Table, memory: Memory, device: Computes) -> None:
         """Raises RemoteError when the table is not sound or the device cannot compute it."""
@@ -48,6 +48,7 @@ class Graph:
         tensors = build_tensors(table, placement)
         _check_support(table, tensors, device)
         self.n_nodes = table.n_nodes
+        self.n_tensors = len(table.rows)
         self.handles = placement.handles
         self.version = memory.version
         self.nanoseconds = device.estimate(table)

@@ -51,7 +51,7 @@ def greet(sock: socket.socket, version: Version, offer: bool, timeout: float) ->
     decode = _FIRST.get(frame.command.number)
     if decode is None:
         raise RemoteProtocolError(f"the first frame is {frame.command.name}, not SESSION or PEER")
-    if frame.length > extension.MAX_FIRST:
+    if frame.length > extension.MAX_QUESTION:
         raise RemoteProtocolError(f"{frame.command.name} of {frame.length} bytes")
     return Greeting(decode(_exactly(sock, frame.length, deadline)), frame.seq)
 

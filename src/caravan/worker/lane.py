@@ -24,30 +24,52 @@ if TYPE_CHECKING:
     from caravan.worker.keeper import Keeper
 
 
+# Tensors of the graphs that are kept of one device, some 400 bytes each.
+MAX_KEPT = 1 << 20
+
+
 class GraphStore:
     """Graphs by uid.
 
     Args:
         limit: how many are kept.
         lru: when full, drop the least recently used one (extension); else all (protocol 8).
+        most: tensors that they may have together.
     """
 
-    def __init__(self, limit: int, lru: bool) -> None:
+    def __init__(self, limit: int, lru: bool, most: int = MAX_KEPT) -> None:
         self._limit = limit
         self._lru = lru
+        self._most = most
+        self._tensors = 0
         self._graphs: OrderedDict[int, Graph | None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     def put(self, uid: int, graph: Graph) -> None:
-        if self._lru:
-            self._graphs.pop(uid, None)
-            if len(self._graphs) >= self._limit:
-                self._graphs.popitem(last=False)
-        elif len(self._graphs) >= self._limit:
-            self._graphs.clear()
+        """Raises RemoteError (OUT_OF_MEMORY): which ones to drop for it the head would not know."""
+        self._make_room(uid)
+        if self._tensors + graph.n_tensors > self._most:
+            raise RemoteError(
+                Status.OUT_OF_MEMORY,
+                f"no room for a graph of {graph.n_tensors} tensors: {len(self._graphs)} graphs of"
+                f" {self._tensors} are kept, and at most {self._most} tensors",
+            )
+        self._tensors += graph.n_tensors
         self._graphs[uid] = graph
+
+    def _make_room(self, uid: int) -> None:
+        if not self._lru and len(self._graphs) >= self._limit:
+            self._graphs.clear()
+            self._tensors = 0
+        self._count_out(self._graphs.pop(uid, None))
+        if self._lru and len(self._graphs) >= self._limit:
+            self._count_out(self._graphs.popitem(last=False)[1])
+
+    def _count_out(self, graph: Graph | None) -> None:
+        if graph is not None:
+            self._tensors -= graph.n_tensors
 
     def get(self, uid: int) -> Graph:
         """Raises RemoteError (UNKNOWN_GRAPH)."""
@@ -66,6 +88,7 @@ class GraphStore:
         """
         users = [uid for uid, graph in self._graphs.items() if graph and handle in graph.handles]
         for uid in users:
+            self._count_out(self._graphs[uid])
             if self._lru:
                 del self._graphs[uid]
             else:

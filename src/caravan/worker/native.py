@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,10 +30,20 @@ _BIG = 64 << 20
 # glibc's M_MMAP_THRESHOLD, and the size from which memory is the system's again once it is freed.
 _MMAP_THRESHOLD = -3
 _RETURNED = 4 << 20
+# Read at once from memory that the host cannot reach; it takes as much of the host's.
+_MAX_READ = 1 << 30
+
+
+def _nothing(size: int) -> None:
+    """Nobody counts what is freed."""
 
 
 class NativeBuffer:
     """A ggml buffer.
+
+    Args:
+        host: whether the host can reach its memory.
+        freed: told its size when it is freed.
 
     Attributes:
         pointer: the ggml_backend_buffer.
@@ -40,13 +51,19 @@ class NativeBuffer:
         view: its memory, where the host can reach it; None elsewhere.
     """
 
-    def __init__(self, engine: Engine, pointer: int, host: bool) -> None:
+    def __init__(
+        self, engine: Engine, pointer: int, host: bool, freed: Callable[[int], None] = _nothing
+    ) -> None:
         self._ggml = engine.ggml
+        self._freed = freed
         self.pointer = pointer
         self.base: int = self._ggml.buffer_get_base(pointer)
         self.size: int = self._ggml.buffer_get_size(pointer)
         self.view: memoryview | None = None
         if host:
+            # a head shall not read what lay in this process's heap before: keys, say
+            if self.size < 2 * _RETURNED:
+                ctypes.memset(self.base, 0, self.size)
             _advise_huge_pages(self.base, self.size)
             memory = (ctypes.c_char * self.size).from_address(self.base)
             self.view = memoryview(memory).cast("B")
@@ -55,6 +72,8 @@ class NativeBuffer:
         """The bytes; lent from device memory where the host can reach it."""
         if self.view is not None:
             return self.view[offset : offset + size]
+        if size > _MAX_READ:
+            raise AllocationError(f"{size} bytes at once: there may be {_MAX_READ}")
         data = bytearray(size)
         pointer = ctypes.addressof(ctypes.c_char.from_buffer(data)) if size else 0
         self._ggml.backend_tensor_get(self._tensor(), pointer, offset, size)
@@ -102,6 +121,7 @@ class NativeBuffer:
     def free(self) -> None:
         self.view = None
         self._ggml.buffer_free(self.pointer)
+        self._freed(self.size)
 
     def _tensor(self) -> int:
         """A tensor of bytes over the whole buffer, for calls that want one."""
@@ -145,6 +165,7 @@ class NativeDevice:
         self._buft = ggml.dev_buffer_type(handle)
         self._backend: int = 0
         self._lock = threading.Lock()
+        self._held = 0
         self.index = index
         self.name: str = ggml.dev_name(handle).decode()
         self.description: str = ggml.dev_description(handle).decode(errors="replace")
@@ -191,10 +212,24 @@ class NativeDevice:
         # The kernel promises more than there is and kills later; refuse now instead.
         if self.type == CPU and size > _BIG and size > available_memory():
             raise AllocationError(f"{self.name}: no room for a buffer of {size} bytes")
+        # what nobody has written to yet is not missing from what is available
+        held, total = self._held, self.memory()[1]
+        if total and held + size > total:
+            raise AllocationError(
+                f"{self.name}: no room for a buffer of {size} bytes: this session holds {held} of"
+                f" the device's {total}"
+            )
         pointer = self._ggml.buft_alloc_buffer(self._buft, size)
         if not pointer:
             raise AllocationError(f"{self.name}: no room for a buffer of {size} bytes")
-        return NativeBuffer(self._engine, pointer, self._host)
+        buffer = NativeBuffer(self._engine, pointer, self._host, self._count_out)
+        with self._lock:
+            self._held += buffer.size
+        return buffer
+
+    def _count_out(self, size: int) -> None:
+        with self._lock:
+            self._held -= size
 
     def supports(self, tensor: int) -> bool:
         """Whether the device can compute the node at this address."""

@@ -1,7 +1,8 @@
 """`Outlet`: whole messages onto one connection, without waiting for the other end to read.
 
 What the socket does not take at once is copied and left to a writer thread, so a slow reader never
-holds a device; only a backlog above a bound, where there is one, makes the sender wait.
+holds a device; only a backlog above a bound, where there is one, makes the sender wait. What is too
+big to be copied is sent from where it lies, at the reader's pace.
 """
 
 from __future__ import annotations
@@ -9,15 +10,25 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 from caravan.errors import TransportError
 from caravan.trace.recorder import Recorder
 from caravan.trace.spans import Kind
 from caravan.transport.base import Buffer, Transport
+from caravan.worker.waiting import Waiting
 
 # Seconds that a sender waits for room. Then it goes on beyond the limit: who should make it may
 # have frozen, and what else the sender has to do is not to wait for that.
 PATIENCE = 1.0
+
+# Beyond so many bytes, or so many parts, whoever reads requests waits before it takes on more.
+CROWD_BYTES = 256 << 20
+CROWD_PARTS = 65536
+# What the socket leaves of a reply is copied, if it is not more.
+MAX_COPY = 64 << 20
+# The kernel takes no more parts at once.
+_AT_ONCE = 512
 
 Parts = Sequence[Buffer]
 
@@ -27,19 +38,27 @@ class Outlet:
 
     Args:
         recorder, kind: what the writer thread does is recorded as such; whoever sends records that.
-        limit: bytes that may wait before a sender waits, `PATIENCE` at most; None: it never does.
+        limit: bytes that may wait before a sender waits, `PATIENCE` at most; None: it only does
+            with a message that is too big to be copied.
+        waiting: counts what waits here, and elsewhere; None: nobody wants to know.
 
     Attributes:
         broken: nothing can be sent any more.
     """
 
     def __init__(
-        self, transport: Transport, recorder: Recorder, kind: Kind, limit: int | None = None
+        self,
+        transport: Transport,
+        recorder: Recorder,
+        kind: Kind,
+        limit: int | None = None,
+        waiting: Waiting | None = None,
     ) -> None:
         self._transport = transport
         self._recorder = recorder
         self._kind = kind
         self._limit = limit
+        self._waiting = waiting if waiting is not None else Waiting()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._backlog: deque[memoryview] = deque()
@@ -60,14 +79,23 @@ class Outlet:
                 return
             try:
                 left = self._send_now(parts) if not self._backlog else _parts_after(parts, 0)
+                if left and limit is None and sum(map(len, left)) > MAX_COPY:
+                    left = self._send_big(left)
             except TransportError:
                 self._break()
                 return
-            for part in left:
-                self._backlog.append(memoryview(bytes(part)))
-                self._size += len(part)
             if left:
-                self._wake_writer()
+                self._keep(left)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that nothing should be taken on that adds to it."""
+        return self._size > CROWD_BYTES or len(self._backlog) > CROWD_PARTS
+
+    def wait_room(self) -> None:
+        """Wait until it is not crowded any more, or nothing can be sent."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.broken or not self.crowded)
 
     def drain(self, timeout: float) -> bool:
         """Wait until all has left; False if it has not."""
@@ -92,9 +120,29 @@ class Outlet:
 
     def _break(self) -> None:
         self.broken = True
+        self._waiting.add(-self._size, -len(self._backlog))
         self._backlog.clear()
         self._size = 0
         self._changed.notify_all()
+
+    def _send_big(self, left: deque[memoryview]) -> deque[memoryview]:
+        """Send at the reader's pace, with the lock held, until the rest is worth a copy.
+
+        Nothing of the message has left if others are before it, so these may go first.
+        """
+        self._changed.wait_for(lambda: self.broken or not self._backlog)
+        while left and not self.broken and sum(map(len, left)) > MAX_COPY:
+            self._transport.wait_writable(1.0)
+            _drop(left, self._transport.send(list(left)))
+        return deque() if self.broken else left
+
+    def _keep(self, left: deque[memoryview]) -> None:
+        """Copy what is left of a message, for the writer."""
+        size = sum(map(len, left))
+        self._backlog.extend(memoryview(bytes(part)) for part in left)
+        self._size += size
+        self._waiting.add(size, len(left))
+        self._wake_writer()
 
     def _wake_writer(self) -> None:
         if self._writer is None:
@@ -109,7 +157,7 @@ class Outlet:
                 self._changed.wait_for(lambda: self.broken or self._backlog)
                 if self.broken:
                     return
-                parts = list(self._backlog)
+                parts = list(islice(self._backlog, _AT_ONCE))
             with self._recorder.during(self._kind) as sending:
                 try:
                     self._transport.wait_writable(1.0)
@@ -119,8 +167,10 @@ class Outlet:
                     return
             with self._changed:
                 if not self.broken:
-                    self._size -= sending.size
+                    parts_left = len(self._backlog)
                     _drop(self._backlog, sending.size)
+                    self._size -= sending.size
+                    self._waiting.add(-sending.size, len(self._backlog) - parts_left)
                 self._changed.notify_all()
 
 

@@ -25,12 +25,16 @@ from caravan.wire.extension import FRAME, TICKET_BITS, Status
 from caravan.worker import outlet
 from caravan.worker.buffers import Buffer
 from caravan.worker.outlet import Outlet, Parts
+from caravan.worker.waiting import Waiting
 
 # Route number of a copy between two devices of one session.
 WITHIN = 0
 
 # Bytes on a way that nobody has taken, before a push waits.
 _BACKLOG = 256 << 20
+# Of all ways of a session together, and the pieces that they are in: beyond it pushes are refused.
+_MOST_WAITING = 1 << 30
+_MOST_PIECES = 1 << 18
 _MAX_ROUTES = 1024
 _DATA = EXT[Ext.DATA].request
 
@@ -43,10 +47,12 @@ class Parcels:
 
     Args:
         limit: bytes on a way beyond which a push waits a while.
+        waiting: counts what waits on all ways.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, waiting: Waiting | None = None) -> None:
         self._limit = limit
+        self._waiting = waiting if waiting is not None else Waiting()
         self._changed = threading.Condition()
         self._parcels: dict[int, bytes] = {}
         self._sizes: Counter[int] = Counter()
@@ -60,6 +66,7 @@ class Parcels:
                 raise RemoteError(Status.BAD_REQUEST, f"ticket {ticket} is pushed twice")
             self._parcels[ticket] = data
             self._sizes[way] += len(data)
+            self._waiting.add(len(data), 1)
             self._changed.notify_all()
 
     def take(self, ticket: int) -> bytes:
@@ -67,7 +74,11 @@ class Parcels:
         with self._changed:
             self._changed.wait_for(lambda: ticket in self._parcels)
             data = self._parcels.pop(ticket)
-            self._sizes[ticket >> TICKET_BITS] -= len(data)
+            way = ticket >> TICKET_BITS
+            self._sizes[way] -= len(data)
+            if not self._sizes[way]:
+                del self._sizes[way]
+            self._waiting.add(-len(data), -1)
             self._changed.notify_all()
         return data
 
@@ -157,7 +168,8 @@ class Peers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._parcels = Parcels(_BACKLOG)
+        self._waiting = Waiting()
+        self._parcels = Parcels(_BACKLOG, self._waiting)
         self._out: dict[int, Outlet] = {}
         self._in: dict[int, Incoming] = {}
 
@@ -165,7 +177,7 @@ class Peers:
         """A device's way to another worker; raises RemoteError when there cannot be one more."""
         with self._lock:
             _check_new(route, self._out)
-            self._out[route] = Outlet(transport, spans, Kind.COPY_OUT, _BACKLOG)
+            self._out[route] = Outlet(transport, spans, Kind.COPY_OUT, _BACKLOG, self._waiting)
 
     def add_in(self, route: int, transport: Transport) -> None:
         """A way from another worker; raises RemoteError when there cannot be one more."""
@@ -178,13 +190,17 @@ class Peers:
 
         A way that has broken is no error here: the other end is where something is missing.
         """
+        size = sum(map(len, data))
+        waiting = self._waiting
+        if waiting.size + size > _MOST_WAITING or waiting.pieces >= _MOST_PIECES:
+            text = f"{waiting.size} bytes in {waiting.pieces} pieces wait to be taken"
+            raise RemoteError(Status.BUSY, f"no room for {size} bytes: {text}")
         if route == WITHIN:
             self._parcels.put(ticket, b"".join(data))
             return
         way = self._out.get(route)
         if way is None:
             raise RemoteError(Status.BAD_REQUEST, f"there is no route {route} out of this worker")
-        size = sum(map(len, data))
         head = ext_frame(Ext.DATA, 0, _DATA.size + size) + _DATA.pack(ticket)
         way.send((head, *data))
 

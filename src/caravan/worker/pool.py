@@ -23,6 +23,8 @@ _SURPLUS_SECONDS = 2.0
 # Clients wait for processes that do not start; so often they are tried for them.
 _TRIES = 2
 _MAX_BACKOFF = 30.0
+# Of one session: devices of its head, and ways from other workers. The others want some too.
+_MOST_CONNECTIONS = 128
 _LONG = 60.0
 
 
@@ -133,6 +135,9 @@ class Pool:
         for process in self._processes:
             secret = secret_of(process)
             if secret and secrets.compare_digest(secret.encode(), key.encode()):
+                count = len(process.connections)
+                if count >= _MOST_CONNECTIONS:
+                    return None, f"the session has {count} connections already"
                 return process, ""
         return None, "no such session"
 

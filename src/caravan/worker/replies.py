@@ -16,6 +16,8 @@ from caravan.transport.base import Transport
 from caravan.worker.outlet import Outlet, Parts
 
 _LIMIT = 256 << 20
+# Requests that are not answered yet, silent ones behind a computation included.
+_MOST_SLOTS = 65536
 
 NOTHING: Parts = ()
 
@@ -48,13 +50,17 @@ class Replies:
         self._owed = 0
 
     def reserve(self, cost: int = 0) -> Slot:
-        """The next place; waits while replies of more than the limit are on their way."""
+        """The next place; waits while too many replies are on their way, or are not read."""
         slot = Slot(cost)
+        if self._outlet.crowded:
+            self._outlet.wait_room()
         with self._lock:
             if cost:
                 if self._owed + cost > _LIMIT:
                     self._wait_for(lambda: self._owed == 0 or self._owed + cost <= _LIMIT)
                 self._owed += cost
+            if len(self._slots) >= _MOST_SLOTS:
+                self._wait_for(lambda: len(self._slots) < _MOST_SLOTS)
             self._slots.append(slot)
         return slot
 
@@ -78,7 +84,9 @@ class Replies:
                 self._changed.notify_all()
 
     def now(self, parts: Parts) -> None:
-        """Send ahead of every reply that is not complete yet."""
+        """Send ahead of every reply that is not complete yet; waits while too many are not read."""
+        if self._outlet.crowded:
+            self._outlet.wait_room()
         self._outlet.send(parts)
 
     def drain(self, timeout: float) -> bool:

@@ -28,7 +28,7 @@ from caravan.wire.codec import ext_frame
 from caravan.wire.commands import Ext
 from caravan.wire.extension import GRAPH_LRU, SessionReply, Status, encode_json
 from caravan.worker import control
-from caravan.worker.base_channel import GRAPHS_8, BaseChannel
+from caravan.worker.base_channel import GRAPHS_8, KEPT_8, BaseChannel
 from caravan.worker.buffers import BufferTable
 from caravan.worker.channel import Channel
 from caravan.worker.device import Device
@@ -114,9 +114,9 @@ class Session:
 
     def _make_lanes(self, major: int) -> list[Lane]:
         """One protocol a session, so the rule for stored graphs is the session's too."""
-        limit, lru = {0: (GRAPH_LRU, True), 7: (1, False)}.get(major, (GRAPHS_8, False))
+        rule = {0: (GRAPH_LRU, True), 7: (1, False)}.get(major, (GRAPHS_8, False, KEPT_8))
         return [
-            Lane(device, self._buffers, GraphStore(limit, lru), self._peers, self._keeper)
+            Lane(device, self._buffers, GraphStore(*rule), self._peers, self._keeper)
             for device in self._devices
         ]
 

@@ -24,6 +24,10 @@ _COUNT = np.dtype("<u4")
 _SAME = ("ne", "nb", "data", "view_offs", "op_params", "type", "op", "flags", "use_count", "name")
 
 
+# Of one graph: more than the engine makes for the largest models, in one of its splits.
+MAX_TENSORS = 1 << 17
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """`rows` of EXT_TENSOR, of which the first `n_nodes` are the nodes."""
@@ -43,6 +47,7 @@ def from_extension(n_nodes: int, n_tensors: int, body: Bytes) -> Table:
         raise bad(f"a graph of {n_tensors} tensors cannot have {len(body)} bytes")
     if not 0 < n_nodes <= n_tensors:
         raise bad(f"a graph of {n_nodes} nodes in {n_tensors} tensors")
+    _check_size(n_tensors)
     return Table(np.frombuffer(body, EXT_TENSOR), n_nodes)
 
 
@@ -54,9 +59,15 @@ def from_base(n_nodes: int, body: Bytes) -> Table:
     nodes = np.frombuffer(body, _ID, n_nodes)
     n_tensors = int(np.frombuffer(body, _COUNT, 1, start)[0])
     start += _COUNT.itemsize
+    _check_size(max(n_nodes, n_tensors))
     if len(body) < start + n_tensors * RPC_TENSOR.itemsize:
         raise bad(f"a graph of {n_tensors} tensors cannot have {len(body)} bytes")
     return _convert(nodes, np.frombuffer(body, RPC_TENSOR, n_tensors, start))
+
+
+def _check_size(n_tensors: int) -> None:
+    if n_tensors > MAX_TENSORS:
+        raise bad(f"a graph of {n_tensors} tensors: there may be {MAX_TENSORS}")
 
 
 def from_records(records: Rows) -> Table:
