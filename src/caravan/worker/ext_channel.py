@@ -43,7 +43,7 @@ _LONG = (Ext.GRAPH_RECOMPUTE, Ext.PUSH, Ext.TAKE)
 _MAX_OPENING = 32
 # Tensors that a device's connection may have asked for and not been told of yet.
 MAX_LOADING = 8192
-_NOT_HERE = (Ext.SESSION, Ext.PEER, Ext.DATA, Ext.AUTH, Ext.PROVE, Ext.TLS)
+NOT_HERE = (Ext.SESSION, Ext.PEER, Ext.DATA, Ext.AUTH, Ext.PROVE, Ext.TLS)
 _LIMITS: dict[int, int] = {
     Ext.GRAPH_COMPUTE: MAX_GRAPH,
     Ext.SET_MANY: MAX_SET_MANY,
@@ -118,7 +118,7 @@ class ExtChannel(Channel):
 
     def _take(self, command: Command | None, number: int, seq: int, length: int) -> Job | None:
         """Do or queue one request; what is long and can be done at once is returned instead."""
-        if command is None or number in _NOT_HERE:
+        if command is None or number in NOT_HERE:
             self._refuse(number, seq, RemoteError(Status.UNKNOWN_COMMAND, f"command {number}"))
             self.reader.skip(length)
             return None
