@@ -1,7 +1,8 @@
 """What is checked of a graph before anything of it is built: nothing from the wire is trusted.
 
 Every check runs over the whole table at once. `check` gives each row its place in real memory or
-raises RemoteError with the reason. The shape rules of single ops are in `rules/`.
+raises RemoteError with the reason. What single ops need is in `rules/`; an op without a rule there
+is refused, as are those that only training needs.
 """
 
 from __future__ import annotations
@@ -28,32 +29,21 @@ _SHIFT = np.uint64(ADDRESS_SHIFT)
 
 _BLOCK = np.asarray(TYPE_BLOCK, np.int64)
 _BYTES = np.asarray(TYPE_BYTES, np.int64)
+# Bits that must not be set in the addresses and strides of a type, by number: numbers lie at
+# multiples of their size, and blocks, which have fields of at most 4 bytes, like such fields.
+_MISPLACED = np.minimum(_BYTES & -_BYTES, np.where(_BLOCK > 1, 4, 8)) - 1
+# Many kernels count rows, and elements of a row, in 32 bits.
+_MOST_COUNTED = (1 << 31) - 1
 
-# Function pointers from the wire, and training, which no head needs.
-_REFUSED_NAMES = (
-    "MAP_CUSTOM1",
-    "MAP_CUSTOM2",
-    "MAP_CUSTOM3",
-    "CUSTOM",
-    "REPEAT_BACK",
-    "SILU_BACK",
-    "RMS_NORM_BACK",
-    "GET_ROWS_BACK",
-    "SOFT_MAX_BACK",
-    "ROPE_BACK",
-    "IM2COL_BACK",
-    "POOL_2D_BACK",
-    "FLASH_ATTN_BACK",
-    "CROSS_ENTROPY_LOSS",
-    "CROSS_ENTROPY_LOSS_BACK",
-    "OPT_STEP_ADAMW",
-    "OPT_STEP_SGD",
-)
 _CPY = OP_NAMES.index("CPY")
 _VIEW_NAMES = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")
 
-_REFUSED = np.isin(OP_NAMES, _REFUSED_NAMES)
+# Without a rule are the ops with function pointers from the wire, and those of training.
+_REFUSED = np.array([number not in RULES for number in range(len(OP_NAMES))])
 VIEW_OPS = np.isin(OP_NAMES, _VIEW_NAMES)
+
+# the room that a tensor has which is in no buffer here, and so is never read
+_ANYWHERE = np.iinfo(np.int64).max
 
 # Bits of a tensor's flags that the engine knows; the rest would be read as nothing good.
 _FLAGS = 31
@@ -78,28 +68,29 @@ class Placement:
 
 def check(table: Table, memory: Memory) -> Placement:
     """Raises RemoteError; `memory` is that of the device that shall compute the graph."""
-    rows = table.rows
-    _check_numbers(rows)
-    _check_links(table)
-    facts = _facts(rows)
-    empty = np.asarray((facts.ne == 0).any(axis=1))
-    _check_strides(rows, facts, empty)
-    placement = _place(rows, facts, empty, memory)
+    facts, placement = _check_all(table, memory)
     _check_presence(table, placement)
-    _check_rules(table, facts, empty)
+    _check_counts(table, facts, placement)
+    _check_rules(table, facts, placement.empty)
     return placement
 
 
 def check_record(table: Table, memory: Memory) -> Placement:
     """The same for a single tensor and its sources, which need not be anywhere yet."""
+    facts, placement = _check_all(table, memory)
+    _check_rules(table, facts, placement.empty)
+    return placement
+
+
+def _check_all(table: Table, memory: Memory) -> tuple[Facts, Placement]:
+    """What must hold for every row, whatever it is for."""
     rows = table.rows
     _check_numbers(rows)
     _check_links(table)
     facts = _facts(rows)
     empty = np.asarray((facts.ne == 0).any(axis=1))
     _check_strides(rows, facts, empty)
-    _check_rules(table, facts, empty)
-    return _place(rows, facts, empty, memory)
+    return facts, _place(rows, facts, empty, memory)
 
 
 def refuse(rows: Rows, row: int, why: str) -> RemoteError:
@@ -163,6 +154,7 @@ def _facts(rows: Rows) -> Facts:
         block=block,
         size=size,
         nbytes=extents(ne, nb, block, size),
+        room=np.full(len(rows), _ANYWHERE),
         names=rows["name"],
     )
 
@@ -204,6 +196,10 @@ def _place(rows: Rows, facts: Facts, empty: Bools, memory: Memory) -> Placement:
     need = facts.nbytes.astype(np.uint64)
     outside = here & ((offset > size) | (need > size - np.minimum(offset, size)))
     _refuse_any(rows, outside, "the data passes the end of its buffer")
+    bits = offset | np.bitwise_or.reduce(facts.nb, axis=1).astype(np.uint64)
+    misplaced = here & ~empty & (bits & _MISPLACED[facts.type].astype(np.uint64) != 0)
+    _refuse_any(rows, misplaced, "the data or a stride is not aligned to the type")
+    facts.room[here] = (size - np.minimum(offset, size))[here]
     handles = frozenset(np.unique(handle[here]).tolist())
     pointers = np.where(here, memory.bases[at] + offset, np.uint64(0))
     return Placement(pointers, np.where(here, memory.pointers[at], np.uint64(0)), handles, empty)
@@ -227,14 +223,24 @@ def _check_presence(table: Table, placement: Placement) -> None:
     _refuse_any(rows, empty.any(axis=1), "a source has no elements")
 
 
+def _check_counts(table: Table, facts: Facts, placement: Placement) -> None:
+    """What is computed, and what that reads, is within what kernels can count."""
+    rows, n_nodes = table.rows, table.n_nodes
+    big = (facts.ne.max(axis=1) > _MOST_COUNTED) | (facts.ne[:, 1:].prod(axis=1) > _MOST_COUNTED)
+    if not big.any():
+        return
+    computes = ~VIEW_OPS[rows["op"][:n_nodes]] & ~placement.empty[:n_nodes]
+    src = facts.src[:n_nodes]
+    wrong = computes & (big[:n_nodes] | ((src >= 0) & big[src]).any(axis=1))
+    _refuse_any(rows, wrong, "a tensor has more rows, or longer ones, than kernels can count")
+
+
 def _check_rules(table: Table, facts: Facts, empty: Bools) -> None:
     ops = table.rows["op"][: table.n_nodes]
     by_op = np.argsort(ops, kind="stable")
     numbers, starts = np.unique(ops[by_op], return_index=True)
     for number, nodes in zip(numbers.tolist(), np.split(by_op, starts[1:]), strict=True):
-        entry = RULES.get(number)
-        if entry is None:
-            continue
+        entry = RULES[number]
         for k in range(entry.sources):
             Nodes(facts, nodes, OP_NAMES[number]).require(
                 facts.src[nodes, k] >= 0, f"source {k} is missing"

@@ -1,8 +1,28 @@
-"""Shape rules of the engine's operations, one file a family; importing this registers them all.
+"""Rules of the engine's operations, one file a family; importing this registers them all.
 
 `registry.RULES` is what `validate` looks up.
 """
 
-from caravan.worker.rules import elementwise, matmul, moves, rows
+from caravan.worker.rules import (
+    attention,
+    convolution,
+    elementwise,
+    indexed,
+    matmul,
+    moves,
+    recurrent,
+    rows,
+    shapes,
+)
 
-__all__ = ["elementwise", "matmul", "moves", "rows"]
+__all__ = [
+    "attention",
+    "convolution",
+    "elementwise",
+    "indexed",
+    "matmul",
+    "moves",
+    "recurrent",
+    "rows",
+    "shapes",
+]
