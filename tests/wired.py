@@ -13,6 +13,7 @@ from caravan.transport import memory
 from caravan.transport.base import Transport
 from caravan.transport.endpoint import Endpoint
 from caravan.transport.tcp import SocketTransport, connect
+from tls_ends import tls_pair
 
 PATIENCE = 30.0
 
@@ -50,7 +51,7 @@ def memory_pair(tmp_path: Path) -> Iterator[tuple[Transport, Transport]]:
     two.close()
 
 
-KINDS = {"tcp": tcp_pair, "unix": unix_pair, "memory": memory_pair}
+KINDS = {"tcp": tcp_pair, "unix": unix_pair, "memory": memory_pair, "tls": tls_pair}
 
 
 def send_all(transport: Transport, data: bytes) -> int:

@@ -16,7 +16,11 @@ class Transport(Protocol):
     """A connected, ordered, reliable byte pipe."""
 
     def send(self, parts: Sequence[Buffer]) -> int:
-        """Hand over what fits without waiting; the number of bytes taken, 0 when it is full."""
+        """Hand over what fits without waiting; the number of bytes taken, 0 when it is full.
+
+        What was not taken must be what the next `send` begins with, if there is one: it may have
+        been made ready to leave.
+        """
 
     def wait_writable(self, timeout: float) -> bool:
         """Wait until `send` can take something, `timeout` seconds at most; False when it cannot."""
