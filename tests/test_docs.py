@@ -217,7 +217,7 @@ def test_every_path_that_is_named_exists():
 # cli.md
 
 
-GROUPS = ("cache", "model")
+GROUPS = ("cache", "model", "tls")
 SUBCOMMANDS = [
     f"{group} {name}"
     for group in GROUPS
