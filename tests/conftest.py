@@ -23,19 +23,20 @@ settings.load_profile("caravan")
 def pytest_configure(config: pytest.Config) -> None:
     """A shell starts its background jobs with SIGINT ignored, and so would be all that they start:
     the tests press Ctrl-C. And what is cached of models and weights is not the user's."""
-    _set_cache(config)
+    _set_environment(config)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _set_cache(config: pytest.Config) -> None:
-    """A cache of the tests' own, but for what is fetched."""
+def _set_environment(config: pytest.Config) -> None:
+    """A cache of the tests' own, but for what is fetched; and no token."""
     own = Path(tempfile.mkdtemp(prefix="caravan-tests-"))
     for name in ("models", "lib"):
         fetched = cache_dir() / name
         fetched.mkdir(parents=True, exist_ok=True)
         (own / name).symlink_to(fetched)
     os.environ["CARAVAN_CACHE"] = str(own)
+    os.environ.pop("CARAVAN_TOKEN", None)
     config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
 
 

@@ -20,6 +20,7 @@ FLOORS = (
     "engine",
     "wire",
     "transport",
+    "trust",
     "stream",
     "worker",
     "backend",

@@ -86,6 +86,10 @@ class ConnectError(TransportError):
     """No connection: the host is unknown, the port refuses, or nobody answered in time."""
 
 
+class AuthenticationError(ConnectError):
+    """A worker and its client do not know the same token, or one of them knows none."""
+
+
 class ConnectionClosed(TransportError):
     """The peer closed the connection, or it broke."""
 

@@ -29,7 +29,7 @@ from caravan.wire.extension import DeviceInfo, PeerRequest
 from caravan.wire.versions import V8
 from caravan.worker import control
 from caravan.worker import session as worker_session
-from caravan.worker.handshake import greet
+from caravan.worker.handshake import Terms, greet
 from wired import PATIENCE
 from worker.fakes import FakeBuffer, FakeDevice
 from worker.raw_client import linear_records, linear_rows, record
@@ -122,7 +122,7 @@ class InProcessWorker:
 
     def _adopt(self, sock: socket.socket) -> None:
         with sock:
-            greeting = greet(sock, V8, True, PATIENCE)
+            greeting = greet(sock, Terms(V8, timeout=PATIENCE))
             request = greeting.request
             self._counter += 1
             adopt = control.Adopt(

@@ -28,13 +28,18 @@ def _has_ipv6() -> bool:
 IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="this system has no IPv6")
 
 
+def _open_worker(host: str, port: int = 0) -> caravan.Worker:
+    """One that lets everybody in, whoever can connect."""
+    return caravan.Worker("CPU:1", host=host, port=port, options=("--insecure",))
+
+
 @pytest.fixture(scope="module")
 def ports(folder) -> Iterator[dict[str, int]]:
     """The port of a worker with llama.cpp's kernels on each of these hosts."""
     hosts = ["127.0.0.1", "localhost", "0.0.0.0", *(["::1", "::"] if _has_ipv6() else [])]
     with ExitStack() as stack:
         with engine(folder):
-            workers = [stack.enter_context(caravan.Worker("CPU:1", host=host)) for host in hosts]
+            workers = [stack.enter_context(_open_worker(host)) for host in hosts]
         yield {
             host: int(worker.endpoint.rpartition(":")[2])
             for host, worker in zip(hosts, workers, strict=True)
@@ -111,7 +116,7 @@ def test_llama_cpps_client(host, way, ports, folder, smollm2, alone):
 
 def test_a_missing_port_is_that_of_llama_cpp():
     try:
-        worker = caravan.Worker("CPU:1", host="::" if _has_ipv6() else "0.0.0.0", port=DEFAULT_PORT)
+        worker = _open_worker("::" if _has_ipv6() else "0.0.0.0", DEFAULT_PORT)
     except caravan.CaravanError:
         pytest.skip(f"port {DEFAULT_PORT} is taken")
     with worker:

@@ -219,7 +219,7 @@ def test_session_processes_do_not_hold_each_others_connections() -> None:
 
 
 def test_too_many_sessions_are_told_so() -> None:
-    from caravan.worker.supervisor import Settings
+    from caravan.worker.settings import Settings
 
     with Worker("CPU:1") as worker:
         clients = [ExtClient(worker.endpoint) for _ in range(Settings().max_sessions)]
@@ -366,7 +366,7 @@ def test_unix_sockets_and_ipv6(tmp_path) -> None:
 
 @pytest.mark.skipif(not _has("::1"), reason="this system has no IPv6")
 def test_all_addresses_are_those_of_ipv4_too() -> None:
-    with Worker("CPU:1", host="::") as worker:
+    with Worker("CPU:1", host="::", options=("--insecure",)) as worker:
         port = worker.endpoint.rpartition(":")[2]
         for host in ("127.0.0.1", "[::1]"):
             with ExtClient(f"{host}:{port}") as client:

@@ -20,7 +20,9 @@ from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_sessio
 from caravan.stream.telemetry import DeviceStats
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
+from caravan.trust.token import Token, given
 from caravan.wire.dtypes import WireType, wire_type
+from caravan.wire.extension import Asks
 
 _GRACE_SECONDS = 1.0
 
@@ -43,6 +45,7 @@ class Cluster:
         devices: list[RemoteDevice],
         watchdog: Watchdog,
         closing: Callable[[], None],
+        open_doors: Sequence[Endpoint] = (),
     ) -> None:
         self.devices = devices
         self.endpoints = [str(session.endpoint) for session in sessions]
@@ -52,6 +55,7 @@ class Cluster:
         self._poll = DEFAULT_POLL
         self._watch = timeline.watch(devices)
         self._closing = closing
+        self._open_doors = open_doors
 
     def __repr__(self) -> str:
         return f"<Cluster of {', '.join(self.endpoints)}: {len(self.devices)} devices>"
@@ -97,10 +101,14 @@ class Cluster:
     @property
     def notes(self) -> list[str]:
         """What is not as it was asked for, in lines for people."""
+        notes = [
+            f"{endpoint} asks for no token: whoever can connect can use it"
+            for endpoint in self._open_doors
+        ]
         if not self._wire_type:
-            return []
+            return notes
         plain = dict.fromkeys(d.endpoint for d in self.devices if not d.link.extension)
-        return [f"{endpoint} speaks llama.cpp's protocol: f32 travels there" for endpoint in plain]
+        return [*notes, *(f"{end} speaks llama.cpp's protocol: f32 travels there" for end in plain)]
 
     def check(self) -> None:
         """Raises WorkerLost once any of the devices is lost."""
@@ -191,6 +199,7 @@ def connect(
     direct_copies: bool = True,
     wire_dtype: str = "f32",
     poll: int = DEFAULT_POLL,
+    token: Token | str | None = None,
     names: Mapping[str, str] | None = None,
     taken: Collection[str] = (),
     closing: Callable[[], None] = lambda: None,
@@ -206,14 +215,16 @@ def connect(
         wire_dtype: `f16` or `bf16` let activations travel at half their size, with fewer digits.
         poll: 0...100, how long a thread that waits for a device looks for the answer before it
             sleeps: 0.2 ms for each step, so that short computations are noticed at once.
+        token: what workers that ask for one are shown; None: CARAVAN_TOKEN; empty: none.
         names: by endpoint, what the device of a worker is called instead of RPCn.
         taken: names that no device may have.
         closing: called at the end of the cluster's `close`; more than once does no harm.
 
     Raises:
         UsageError: an endpoint is none or comes twice, or there is none; an unknown type; a level
-            of polling that is none.
-        ConnectError: a worker cannot be reached or refuses.
+            of polling that is none; a token that is too short.
+        ConnectError: a worker cannot be reached or refuses; AuthenticationError if it and this head
+            do not know the same token.
         ProtocolError: what answers does not go together with this head.
     """
     parsed = [Endpoint.parse(text) for text in endpoints]
@@ -227,6 +238,7 @@ def connect(
     check_poll(poll)
     if timeout <= 0:
         raise UsageError(f"timeout {timeout:g} s is not above 0")
+    secret = given(token)
     plugin = plugins.load()
     identity = Identity(caravan.__version__, plugin.engine.version, tuple(layouts.OP_NAMES))
     watchdog = Watchdog(timeout)
@@ -240,6 +252,7 @@ def connect(
             timeout=timeout,
             use_extension=extension,
             direct=direct_copies,
+            token=secret,
         )
 
     # the steps of a handshake know better what was missing: leave them the first word
@@ -256,10 +269,20 @@ def connect(
         raise
     devices = _devices(plugin, sessions, names or {}, taken)
     open_routes(devices)
-    cluster = Cluster(sessions, devices, watchdog, closing)
+    unasked = open_doors(sessions) if secret is not None else []
+    cluster = Cluster(sessions, devices, watchdog, closing, unasked)
     cluster.wire_dtype = wire_dtype
     cluster.poll = poll
     return cluster
+
+
+def open_doors(sessions: Sequence[Session]) -> list[Endpoint]:
+    """Workers on other machines that have asked for no token."""
+    return [
+        session.endpoint
+        for session in sessions
+        if Asks.TOKEN not in session.asks and not session.endpoint.is_here
+    ]
 
 
 def open_routes(devices: Sequence[object]) -> None:

@@ -69,6 +69,7 @@ def open_rig(settings: Settings, show_load: ShowLoad = nullcontext) -> Iterator[
         timeout=settings.timeout,
         direct_copies=settings.direct_copies,
         wire_dtype=settings.wire_dtype,
+        token=settings.token,
     )
     with open_workers(wanted) as remote:
         loaded = engine.load()

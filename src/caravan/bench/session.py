@@ -22,6 +22,7 @@ from caravan.bench.run import BenchModel, Runner, RunSettings
 from caravan.bench.usage import Totals
 from caravan.errors import UsageError
 from caravan.llm.cores import share_of_cores
+from caravan.trust.token import Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Settings:
         math_cores: the default number of threads.
         utilization: whether to find out how busy each device was.
         fit: whether to refuse what does not fit before it is loaded.
+        token: what workers that ask for one are shown; None: the environment's.
     """
 
     run: RunSettings = field(default_factory=RunSettings)
@@ -58,6 +60,7 @@ class Settings:
     math_cores: int = 1
     utilization: bool = False
     fit: bool = True
+    token: Token | None = None
 
 
 def threads_of_workers(workers: int, threads: Sequence[int], cores: int) -> int | None:

@@ -22,6 +22,7 @@ from caravan.cli.endpoints import endpoints
 from caravan.cli.loading import shown_loading
 from caravan.cli.main import dashed, print_version
 from caravan.cli.seconds import Seconds
+from caravan.cli.tokens import token_of, token_option
 from caravan.cli.trace import traced
 from caravan.errors import ModelError, UsageError
 from caravan.wire.dtypes import WORDS
@@ -172,6 +173,9 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
     help="start n workers on this machine and use them as RPC0, RPC1, ..., each with the threads"
     " that -t says (default without -t: the cores divided by n)",
 )
+@token_option(
+    "token to show to workers that ask for one (default: $CARAVAN_TOKEN)", metavar="<filename>"
+)
 @click.option(
     "--no-direct-copies",
     is_flag=True,
@@ -288,6 +292,7 @@ def _settings(
         math_cores=cores,
         utilization=given["utilization"],
         fit=given["fit"] == "on",
+        token=token_of(given["token_file"]),
     )
 
 

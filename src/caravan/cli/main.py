@@ -34,6 +34,7 @@ COMMANDS = {
     "model": _Entry("caravan.cli.model", "Fetch, list and describe model files."),
     "run": _Entry("caravan.cli.run", "Complete a text with a model."),
     "tls": _Entry("caravan.cli.tls", "Make a private CA, and certificates for TLS."),
+    "token": _Entry("caravan.cli.token", "Make the secret that workers and heads share."),
     "worker": _Entry("caravan.cli.worker", "Lend the devices of this machine."),
 }
 

@@ -14,6 +14,7 @@ from caravan.cli.endpoints import device_list, endpoints
 from caravan.cli.loading import shown_loading
 from caravan.cli.main import dashed
 from caravan.cli.seconds import Seconds
+from caravan.cli.tokens import token_of, token_option
 from caravan.cli.trace import traced
 from caravan.errors import CaravanError, UsageError
 from caravan.wire.dtypes import WORDS
@@ -167,6 +168,7 @@ _MIB = 1 << 20
     metavar="N",
     help="Start N workers on this machine, with -t threads each.",
 )
+@token_option("Token to show to workers that ask for one.  [default: $CARAVAN_TOKEN]")
 @click.option(
     "--no-direct-copies", is_flag=True, help="Let all copies between workers pass this process."
 )
@@ -213,6 +215,7 @@ def command(**options: Any) -> None:
     # all that can be refused is refused before anything is fetched or started
     workers = endpoints(options["rpc"], options["local_workers"])
     names = device_list(options["device"])
+    options["token"] = token_of(options["token_file"])
     params = _params(options)
     text = _Text()
     with traced(options["trace"], [options["model"]]):
@@ -251,6 +254,7 @@ def _run(
         direct_copies=not options["no_direct_copies"],
         wire_dtype=options["wire_dtype"],
         poll=options["poll"],
+        token=options["token"],
     )
     with open_devices(wanted, names) as devices, shown_loading(options["quiet"]) as on_load:
         return complete(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import click
 
 from caravan.cli.seconds import Seconds
 from caravan.cli.sizes import Size, Sizes
+from caravan.cli.tokens import token_of, token_option
 from caravan.errors import UsageError, WorkerStartError
 from caravan.models.cache import weights_dir
 
@@ -106,6 +106,20 @@ _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
     metavar="HOST[:PORT]",
     help="Where other workers reach this one, if not where heads do (NAT, a second network).",
 )
+@token_option(
+    "Token that heads and other workers have to know; the one by which this worker comes to others."
+    " [default: $CARAVAN_TOKEN]"
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Let everybody in: start without a token even where other machines can connect.",
+)
+@click.option(
+    "--allow-llama-cpp",
+    is_flag=True,
+    help="Let llama.cpp's programs, which cannot show a token, come from other machines, too.",
+)
 @click.option("--no-extension", is_flag=True, hidden=True)
 @click.option("--parent-fd", type=int, default=-1, hidden=True)
 @click.option("--own-directory", default="", hidden=True)
@@ -122,6 +136,9 @@ def command(
     protocol: str,
     timeout: float,
     peer_address: str,
+    token_file: str,
+    insecure: bool,
+    allow_llama_cpp: bool,
     no_extension: bool,
     parent_fd: int,
     own_directory: str,
@@ -129,19 +146,20 @@ def command(
     """Lend this machine's devices to heads.
 
     Prints `worker ready on HOST:PORT` once it accepts connections, and runs until it is told to
-    stop. Never expose it to an open network: whoever can connect can use the devices.
+    stop. Where other machines can connect it wants a token, which heads have to know.
     """
     from caravan.transport.endpoint import Endpoint
     from caravan.worker import devices as worker_devices
-    from caravan.worker.listener import is_loopback
-    from caravan.worker.supervisor import Settings, Supervisor
+    from caravan.worker.settings import Settings
+    from caravan.worker.supervisor import Supervisor
 
     if devices:
         worker_devices.parse(devices)
     if peer_address:
         Endpoint.parse(peer_address)
-    if not is_loopback(host) and _is_known(host):
-        _warn(host)
+    if token_file and insecure:
+        raise UsageError("--token-file and --insecure exclude each other")
+    token = token_of(token_file)
     directory, limit = _cache(cache, no_cache, cache_size)
     settings = Settings(
         host=host,
@@ -157,6 +175,9 @@ def command(
         cache_size=limit,
         model_dirs=tuple(map(os.path.abspath, model_dirs)),
         max_memory=max_memory,
+        token=token,
+        insecure=insecure,
+        allow_base=allow_llama_cpp,
     )
     with _removed(own_directory):
         sys.exit(Supervisor(settings).run())
@@ -196,20 +217,3 @@ def _cache(named: str | None, off: bool, size: int | None) -> tuple[str, int]:
             raise WorkerStartError(text) from exc
         log(f"{text}; no weights are kept")
         return "", 0
-
-
-def _is_known(host: str) -> bool:
-    """One that is not fails a moment later, in one line."""
-    try:
-        return bool(socket.getaddrinfo(host, None))
-    except (OSError, UnicodeError):
-        return False
-
-
-def _warn(host: str) -> None:
-    rule = "!" * 59
-    click.echo(rule, err=True)
-    click.echo(f"WARNING: Host ('{host}') is != '127.0.0.1'", err=True)
-    click.echo("         Never expose the worker to an open network!", err=True)
-    click.echo("         This is an experimental feature and is not secure!", err=True)
-    click.echo(rule, err=True)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from caravan.backend import DEFAULT_POLL, Cluster
 from caravan.backend import connect as connect_workers
 from caravan.llm.cores import physical_cores, share_of_cores
+from caravan.trust.token import Token
 from caravan.worker import names
 from caravan.worker.local import LocalDevices
 
@@ -24,6 +25,7 @@ def connect(
     wire_dtype: str = "f32",
     poll: int = DEFAULT_POLL,
     threads: int = 0,
+    token: Token | str | None = None,
     taken: Collection[str] = (),
 ) -> Cluster:
     """Connect to workers, all at once, and make their devices known to the engine.
@@ -39,13 +41,15 @@ def connect(
         poll: 0...100, how long a thread that waits for a device looks for the answer before it
             sleeps: 0.2 ms for each step, so that short computations are noticed at once.
         threads: of each `local:CPU` that names none; 0: an equal share of the cores.
+        token: what workers that ask for one are shown; None: CARAVAN_TOKEN; empty: none.
         taken: names that no device may have.
 
     Raises:
         UsageError: an endpoint is none or comes twice, or there is none; an unknown type; a level
-            of polling that is none.
+            of polling that is none; a token that is too short.
         WorkerStartError: a local device does not exist.
-        ConnectError: a worker cannot be reached or refuses.
+        ConnectError: a worker cannot be reached or refuses; AuthenticationError if it and this head
+            do not know the same token.
         ProtocolError: what answers does not go together with this head.
     """
     local = [text for text in endpoints if names.is_local(text)]
@@ -58,6 +62,7 @@ def connect(
             direct_copies=direct_copies,
             wire_dtype=wire_dtype,
             poll=poll,
+            token=token,
             taken=taken,
         )
     before = [names.PREFIX + names.spec(name) for name in taken if names.is_local(name)]
@@ -72,6 +77,7 @@ def connect(
             direct_copies=direct_copies,
             wire_dtype=wire_dtype,
             poll=poll,
+            token=token,
             names=dict(zip(workers.endpoints, _numbered(local, before), strict=True)),
             taken=taken,
             closing=workers.close,

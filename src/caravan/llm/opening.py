@@ -14,6 +14,7 @@ from caravan.backend import DEFAULT_POLL, RemoteDevice, open_routes
 from caravan.errors import UsageError
 from caravan.llm.connecting import connect, share
 from caravan.llm.devices import EngineDevice, local_devices, pick
+from caravan.trust.token import Token
 from caravan.worker import names as device_names
 from caravan.worker.local import LocalWorkers
 
@@ -31,6 +32,7 @@ class Workers:
         direct_copies: whether workers may copy to each other without passing the head.
         wire_dtype: how activations travel: f32, f16 or bf16.
         poll: 0...100, how long to look for an answer before sleeping; see `connect`.
+        token: what workers that ask for one are shown; None: the environment's.
     """
 
     endpoints: Sequence[str] = ()
@@ -41,6 +43,7 @@ class Workers:
     direct_copies: bool = True
     wire_dtype: str = "f32"
     poll: int = DEFAULT_POLL
+    token: Token | None = None
 
 
 @contextmanager
@@ -68,6 +71,7 @@ def open_workers(wanted: Workers) -> Iterator[Sequence[RemoteDevice]]:
             wire_dtype=wanted.wire_dtype,
             poll=wanted.poll,
             threads=threads,
+            token=wanted.token,
         )
         stack.enter_context(cluster)
         for note in cluster.notes:

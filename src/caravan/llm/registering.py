@@ -20,6 +20,7 @@ from caravan.llm.connecting import connect
 from caravan.llm.devices import check_room
 from caravan.stream.telemetry import DeviceStats
 from caravan.transport.endpoint import Endpoint
+from caravan.trust.token import Token
 from caravan.worker.names import is_local
 
 
@@ -94,6 +95,7 @@ def register(
     wire_dtype: str = "f32",
     poll: int = DEFAULT_POLL,
     threads: int = 0,
+    token: Token | str | None = None,
 ) -> Registration:
     """Connect to workers, and let the models of the binding in this process run on them.
 
@@ -121,6 +123,7 @@ def register(
             wire_dtype=wire_dtype,
             poll=poll,
             threads=threads,
+            token=token,
             taken=_names(loaded),
         )
         try:

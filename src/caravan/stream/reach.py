@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 
 from caravan.errors import UsageError
@@ -32,24 +31,14 @@ class Reach:
         What only means something on one machine is left out where the two are not both known to be
         on the head's: there it would name something else.
         """
-        together = _is_here(self.endpoint) and _is_here(other.endpoint)
+        together = self.endpoint.is_here and other.endpoint.is_here
         texts = dict.fromkeys([*self.addresses, str(self.endpoint)])
         return [text for text in texts if _leads_there(text, together)][:MAX_ADDRESSES]
 
 
 def _leads_there(text: str, together: bool) -> bool:
     try:
-        here = _is_here(Endpoint.parse(text))
+        here = Endpoint.parse(text).is_here
     except UsageError:
         return False
     return together or not here
-
-
-def _is_here(endpoint: Endpoint) -> bool:
-    """Whether the endpoint names a place on whatever machine looks it up."""
-    if endpoint.path or endpoint.host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(endpoint.host).is_loopback
-    except ValueError:
-        return False

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from caravan.errors import (
+    AuthenticationError,
     CaravanError,
     ConnectError,
     ConnectionClosed,
@@ -20,7 +21,6 @@ from caravan.errors import (
     RemoteProtocolError,
     TransportError,
     TransportTimeout,
-    VersionMismatch,
     WorkerLost,
 )
 from caravan.stream.base_link import BaseLink, ask
@@ -31,11 +31,12 @@ from caravan.stream.link import DeviceLink
 from caravan.stream.reach import Reach
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
-from caravan.transport.reader import Reader
 from caravan.transport.tcp import SocketTransport, connect
+from caravan.trust.entry import Entry
+from caravan.trust.token import Token
 from caravan.wire import codec, extension
-from caravan.wire.commands import HELLO_REPLY, Base, Ext, base_table
-from caravan.wire.extension import DeviceInfo, SessionReply, SessionRequest
+from caravan.wire.commands import Base, Ext, base_table
+from caravan.wire.extension import Asks, DeviceInfo, SessionReply, SessionRequest
 from caravan.wire.versions import Version, check_server
 
 _MAX_DEVICES = 16
@@ -52,14 +53,19 @@ class Identity:
     ops: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Wire:
-    """A connection after HELLO."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who comes to which worker, and with what.
 
-    transport: SocketTransport
-    reader: Reader
-    version: Version
-    extension: bool
+    Attributes:
+        timeout: seconds, for connecting and for every later silence.
+        token: what is shown to a worker that asks for it; None for none.
+    """
+
+    endpoint: Endpoint
+    identity: Identity
+    timeout: float = 30.0
+    token: Token | None = None
 
 
 class Session:
@@ -67,15 +73,22 @@ class Session:
 
     Attributes:
         engine: version of the worker's ggml, where it says.
+        asks: what the worker has asked for.
     """
 
     def __init__(
-        self, endpoint: Endpoint, links: list[DeviceLink], version: Version, engine: str = ""
+        self,
+        endpoint: Endpoint,
+        links: list[DeviceLink],
+        version: Version,
+        engine: str = "",
+        asks: Asks = Asks.NOTHING,
     ) -> None:
         self.endpoint = endpoint
         self.links = links
         self.version = version
         self.engine = engine
+        self.asks = asks
 
     def __repr__(self) -> str:
         return f"<Session at {self.endpoint}, protocol {self.version}, {len(self.links)} devices>"
@@ -103,6 +116,7 @@ def open_session(
     timeout: float = 30.0,
     use_extension: bool = True,
     direct: bool = True,
+    token: Token | None = None,
 ) -> Session:
     """Connect to the worker at `endpoint`.
 
@@ -110,101 +124,101 @@ def open_session(
         name: gives the head's name for the worker's device of a number, for errors.
         timeout: seconds, for connecting and for every later silence.
         direct: whether copies to other workers may go there without passing the head.
+        token: what is shown to a worker that asks for it.
 
-    Raises ConnectError when nobody answers, VersionMismatch or RemoteProtocolError when what
-    answers is no worker that goes together with this head.
+    Raises ConnectError when nobody answers, AuthenticationError when the two do not know the same
+    token, VersionMismatch or RemoteProtocolError when what answers is no worker that goes together
+    with this head.
     """
-    wire = _hello(endpoint, timeout, use_extension)
+    caller = Caller(endpoint, identity, timeout, token)
+    entry = enter(caller, use_extension)
     engine = ""
     try:
-        if wire.extension:
-            reply = _join(endpoint, wire, identity, "", 0, timeout)
+        if entry.extension:
+            reply = _join(caller, entry, "", 0)
             engine = reply.engine
-            links = _open_devices(endpoint, wire, identity, reply, name, watchdog, timeout, direct)
+            links = _open_devices(caller, entry, reply, name, watchdog, direct)
         else:
-            links = _open_base(endpoint, wire, name, watchdog, timeout)
+            links = _open_base(endpoint, entry, name, watchdog, timeout)
     except BaseException as exc:
-        if wire.extension and isinstance(exc, ProtocolError):
-            _leave(wire.transport, exc)
-        wire.transport.close()
+        if entry.extension and isinstance(exc, ProtocolError):
+            _leave(entry.transport, exc)
+        entry.transport.close()
         raise
-    return Session(endpoint, links, wire.version, engine)
+    return Session(endpoint, links, entry.version, engine, entry.asks)
 
 
-def _hello(endpoint: Endpoint, timeout: float, use_extension: bool) -> _Wire:
+def enter(caller: Caller, use_extension: bool = True) -> Entry:
+    """A connection on which the next is SESSION, or the first command of the base protocol.
+
+    Raises as `open_session` does.
+    """
     try:
-        transport = connect(endpoint, timeout)
+        transport = connect(caller.endpoint, caller.timeout)
     except ConnectError as exc:
         if isinstance(exc.__cause__, TimeoutError):
             # also with so many waiting for such a server that its system takes no more
             raise ConnectError(f"{exc}: unreachable, or {_BUSY}") from exc
         raise
+    entry = Entry(transport, caller.endpoint)
     try:
-        transport.set_timeout(timeout)
-        transport.send([codec.hello_request(extension.caps(use_extension))])
-        reader = Reader(transport)
-        (length,) = codec.BASE_REPLY.unpack(reader.read(codec.BASE_REPLY.size))
-        if length != HELLO_REPLY.size:
-            raise RemoteProtocolError(f"{endpoint} answers, but is no RPC worker")
-        version, caps = codec.decode_hello_reply(reader.read(length))
-        extended = use_extension and extension.agreed(caps) > 0
-        spoken = _check_version(transport, endpoint, version, extended)
-    except TransportTimeout as exc:
+        transport.set_timeout(caller.timeout)
+        _hello(caller, entry, use_extension)
+        _satisfy(caller, entry)
+    except (ProtocolError, AuthenticationError) as exc:
+        if entry.extension:
+            _leave(transport, exc)
         transport.close()
-        raise ConnectError(
-            f"{endpoint} accepted the connection but did not answer within {timeout:g} s:"
-            f" perhaps {_BUSY}"
-        ) from exc
-    except ConnectionClosed as exc:
-        transport.close()
-        raise ConnectError(f"{endpoint} closed the connection instead of answering") from exc
+        raise
     except BaseException:
         transport.close()
         raise
-    return _Wire(transport, reader, spoken, extended)
+    return entry
 
 
-def _check_version(
-    transport: SocketTransport, endpoint: Endpoint, version: Version, extended: bool
-) -> Version:
+def _hello(caller: Caller, entry: Entry, use_extension: bool) -> None:
+    endpoint = caller.endpoint
     try:
-        return check_server(version, str(endpoint))
-    except VersionMismatch as exc:
-        if extended:
-            _leave(transport, exc)
-        raise
+        entry.hello(use_extension)
+    except TransportTimeout as exc:
+        raise ConnectError(
+            f"{endpoint} accepted the connection but did not answer within {caller.timeout:g} s:"
+            f" perhaps {_BUSY}"
+        ) from exc
+    except ConnectionClosed as exc:
+        raise ConnectError(f"{endpoint} closed the connection instead of answering") from exc
+    entry.version = check_server(entry.version, str(endpoint))
 
 
-def _join(
-    endpoint: Endpoint,
-    wire: _Wire,
-    identity: Identity,
-    session: str,
-    device: int,
-    timeout: float,
-) -> SessionReply:
-    """The SESSION exchange on a connection that has said HELLO."""
+def _satisfy(caller: Caller, entry: Entry) -> None:
+    endpoint = caller.endpoint
+    try:
+        entry.satisfy(caller.token)
+    except TransportTimeout as exc:
+        raise ConnectError(f"{endpoint} asked for a proof and did not answer it in time") from exc
+    except ConnectionClosed as exc:
+        raise ConnectError(f"{endpoint} asked for a proof and closed the connection") from exc
+    except RemoteError as exc:
+        raise ConnectError(f"{endpoint} refused the connection: {exc}") from exc
+
+
+def _join(caller: Caller, entry: Entry, session: str, device: int) -> SessionReply:
+    """The SESSION exchange on a connection that may."""
+    endpoint, identity = caller.endpoint, caller.identity
     request = SessionRequest(session, device, identity.caravan, identity.engine)
-    payload = extension.encode_json(request)
     try:
-        wire.transport.set_timeout(timeout)
-        wire.transport.send([codec.ext_frame(Ext.SESSION, 1, len(payload)), payload])
-        head = extension.FRAME.unpack(wire.reader.read(extension.FRAME.size))
-        number, status, _flags, _seq, length = head
-        if number != Ext.SESSION or length > extension.MAX_JSON:
-            raise RemoteProtocolError(f"{endpoint} answered SESSION with something else")
-        data = wire.reader.read(length)
+        entry.transport.set_timeout(caller.timeout)
+        data = entry.ask(Ext.SESSION, extension.encode_json(request))
     except TransportTimeout as exc:
         raise ConnectError(f"{endpoint} did not open a session in time") from exc
     except ConnectionClosed as exc:
         raise ConnectError(f"{endpoint} closed the connection instead of a session") from exc
-    if status:
-        error = RemoteError(status, extension.error_text(data))
-        raise ConnectError(f"{endpoint} refused a session: {error}") from error
+    except RemoteError as exc:
+        raise ConnectError(f"{endpoint} refused a session: {exc}") from exc
     return extension.decode_session_reply(data)
 
 
-def _leave(transport: SocketTransport, reason: ProtocolError) -> None:
+def _leave(transport: SocketTransport, reason: CaravanError) -> None:
     """Tell the worker, too, why this head does not go together with it."""
     text = str(reason).encode()[: extension.MAX_ERROR_TEXT]
     try:
@@ -214,33 +228,32 @@ def _leave(transport: SocketTransport, reason: ProtocolError) -> None:
 
 
 def _open_devices(
-    endpoint: Endpoint,
-    first: _Wire,
-    identity: Identity,
+    caller: Caller,
+    first: Entry,
     reply: SessionReply,
     name: Callable[[int], str],
     watchdog: Watchdog,
-    timeout: float,
     direct: bool,
 ) -> list[DeviceLink]:
     """The session's devices, each on a connection of its own; the first one is open already."""
-    _check_ops(endpoint, identity, reply)
+    endpoint, timeout = caller.endpoint, caller.timeout
+    _check_ops(endpoint, caller.identity, reply)
     if not 0 < len(reply.devices) <= _MAX_DEVICES:
         raise RemoteProtocolError(f"{endpoint} offers {len(reply.devices)} devices")
-    wires = [first]
+    entries = [first]
     try:
         for index in range(1, len(reply.devices)):
-            wires.append(_hello(endpoint, timeout, True))
-            _join(endpoint, wires[-1], identity, reply.session, index, timeout)
+            entries.append(enter(caller))
+            _join(caller, entries[-1], reply.session, index)
     except BaseException:
-        for wire in wires:
-            wire.transport.close()
+        for entry in entries:
+            entry.transport.close()
         raise
     links: list[DeviceLink] = []
     reach = Reach(endpoint, reply.peer_key, tuple(reply.peer_addresses), direct)
-    for index, (wire, info) in enumerate(zip(wires, reply.devices, strict=True)):
-        stream = _stream(endpoint, wire, name(index), watchdog, timeout)
-        links.append(ExtLink(stream, info, index, wire.version, reach, reply.sources))
+    for index, (entry, info) in enumerate(zip(entries, reply.devices, strict=True)):
+        stream = _stream(endpoint, entry, name(index), watchdog, timeout)
+        links.append(ExtLink(stream, info, index, entry.version, reach, reply.sources))
     return links
 
 
@@ -260,25 +273,25 @@ def _check_ops(endpoint: Endpoint, identity: Identity, reply: SessionReply) -> N
 
 
 def _stream(
-    endpoint: Endpoint, wire: _Wire, device: str, watchdog: Watchdog, timeout: float
+    endpoint: Endpoint, entry: Entry, device: str, watchdog: Watchdog, timeout: float
 ) -> Stream:
-    wire.transport.set_timeout(None)
-    framing = ExtFraming() if wire.extension else BaseFraming()
-    stream = Stream(wire.transport, framing, str(endpoint), device, timeout, wire.reader)
+    entry.transport.set_timeout(None)
+    framing = ExtFraming() if entry.extension else BaseFraming()
+    stream = Stream(entry.transport, framing, str(endpoint), device, timeout, entry.reader)
     watchdog.watch(stream)
     return stream
 
 
 def _open_base(
     endpoint: Endpoint,
-    wire: _Wire,
+    entry: Entry,
     name: Callable[[int], str],
     watchdog: Watchdog,
     timeout: float,
 ) -> list[DeviceLink]:
     """The devices of a ggml-rpc server, all on the one connection."""
-    stream = _stream(endpoint, wire, name(0), watchdog, timeout)
-    table = base_table(wire.version.major)
+    stream = _stream(endpoint, entry, name(0), watchdog, timeout)
+    table = base_table(entry.version.major)
     links: list[BaseLink] = []
     lock = threading.Lock()
     try:
@@ -286,8 +299,8 @@ def _open_base(
         if not 0 < count <= _MAX_DEVICES:
             raise RemoteProtocolError(f"{endpoint} offers {count} devices")
         for index in range(count):
-            info = _base_info(endpoint, stream, wire.version, index)
-            links.append(BaseLink(stream, info, index, wire.version, links, lock))
+            info = _base_info(endpoint, stream, entry.version, index)
+            links.append(BaseLink(stream, info, index, entry.version, links, lock))
     except WorkerLost as exc:
         stream.close()
         # nothing was entrusted to it yet

@@ -5,6 +5,7 @@ Parsed once, here; the port defaults to llama.cpp's 50052.
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from caravan.errors import UsageError
@@ -24,6 +25,11 @@ class Endpoint:
         if self.path:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it names a place on whatever machine looks it up."""
+        return bool(self.path) or self.host == "localhost" or is_loopback(self.host)
 
     @staticmethod
     def parse(text: str, default_port: int = DEFAULT_PORT) -> Endpoint:
@@ -47,6 +53,16 @@ class Endpoint:
         if not host or any(c.isspace() for c in host):
             raise UsageError(f"endpoint {text!r} names no host: expected HOST:PORT")
         return Endpoint(host, _port(text, port_text, default_port))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, in numbers, is one that only its own machine can use."""
+    try:
+        number = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = getattr(number, "ipv4_mapped", None)
+    return (number if mapped is None else mapped).is_loopback
 
 
 def _is_ipv6(text: str) -> bool:

@@ -1,8 +1,8 @@
 """The talk between supervisor and session process: JSON messages over a SOCK_SEQPACKET pair.
 
-Down: `Adopt`, with the connection's file descriptor. Up: `Ready` once, then `Closed` for every
-connection that ended, and `Notice` for what every session would say again. A closed pair means that
-the other side is gone.
+Down: `Secrets` once, then `Adopt`, with the connection's file descriptor. Up: `Ready` once, then
+`Closed` for every connection that ended, and `Notice` for what every session would say again. A
+closed pair means that the other side is gone.
 """
 
 from __future__ import annotations
@@ -44,6 +44,17 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class Secrets:
+    """What a session process needs and no command line may show.
+
+    Attributes:
+        token: its text, for the ways to other workers; empty for none.
+    """
+
+    token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """A session process has loaded the engine; `error` when it could not."""
 
@@ -72,9 +83,10 @@ class Notice:
     text: str
 
 
-Message = Adopt | Ready | Closed | Notice
-_KINDS: dict[str, type[Adopt] | type[Ready] | type[Closed] | type[Notice]] = {
+Message = Adopt | Secrets | Ready | Closed | Notice
+_KINDS: dict[str, type[Adopt] | type[Secrets] | type[Ready] | type[Closed] | type[Notice]] = {
     "Adopt": Adopt,
+    "Secrets": Secrets,
     "Ready": Ready,
     "Closed": Closed,
     "Notice": Notice,

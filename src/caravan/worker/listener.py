@@ -9,6 +9,7 @@ import socket
 import stat
 
 from caravan.errors import WorkerStartError
+from caravan.transport.endpoint import is_loopback
 
 _BACKLOG = 64
 _UNIX = "unix:"
@@ -43,11 +44,14 @@ def listen(host: str, port: int) -> tuple[list[socket.socket], int]:
     return sockets, port
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to `host`."""
-    if host.startswith(_UNIX) or host == "localhost" or host == "::1":
-        return True
-    return host.startswith("127.")
+def exposed(sockets: list[socket.socket]) -> bool:
+    """Whether anybody but this machine can connect to one of them.
+
+    Told by their addresses: what a name stands for is not to be seen in it.
+    """
+    return any(
+        sock.family != socket.AF_UNIX and not is_loopback(sock.getsockname()[0]) for sock in sockets
+    )
 
 
 def plain(address: str) -> str:

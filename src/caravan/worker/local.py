@@ -20,6 +20,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from caravan.errors import WorkerStartError
+from caravan.transport.endpoint import Endpoint
+from caravan.trust.token import VARIABLE
 
 _START_TIMEOUT = 120.0
 _STOP_TIMEOUT = 6.0
@@ -43,7 +45,8 @@ class Worker:
             Its directory goes with the worker.
         verbose: pass the worker's own messages on to stderr.
 
-    Raises WorkerStartError when it does not come up.
+    Where only this machine can connect, it wants no token unless `options` say so; elsewhere it
+    wants that of CARAVAN_TOKEN. Raises WorkerStartError when it does not come up.
     """
 
     def __init__(
@@ -75,7 +78,8 @@ class Worker:
         if not any(option.split("=")[0] in ("-c", "--cache") for option in options):
             command += ["--no-cache"]
         try:
-            self._start([*command, *options])
+            here = host.startswith("unix:") or Endpoint(host, port).is_here
+            self._start([*command, *options], _without_token() if here else None)
             self._await_ready()
         except BaseException:
             self.close()
@@ -137,7 +141,7 @@ class Worker:
             if pipe is not None and not reader.is_alive():
                 pipe.close()
 
-    def _start(self, command: list[str]) -> None:
+    def _start(self, command: list[str], environment: dict[str, str] | None) -> None:
         """The worker holds the read end of a pipe whose only write end is ours."""
         theirs, self._parent = os.pipe()
         try:
@@ -147,6 +151,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=(theirs,),
+                env=environment,
                 text=True,
                 errors="replace",
                 # Ctrl-C is for us; we end the worker when we are done with it.
@@ -294,6 +299,10 @@ def _private_directory() -> str:
     if len(os.fsencode(base)) > _LONGEST_BASE:
         base = "/tmp"
     return tempfile.mkdtemp(prefix="caravan-", dir=base)
+
+
+def _without_token() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != VARIABLE}
 
 
 def _plain(line: str) -> str:

@@ -18,6 +18,7 @@ from caravan.trace.spans import Kind
 from caravan.transport.base import Buffer as Bytes
 from caravan.transport.base import Transport
 from caravan.transport.reader import Reader
+from caravan.trust.token import Token
 from caravan.wire.codec import ext_frame
 from caravan.wire.commands import EXT, Ext
 from caravan.wire.dtypes import WireType
@@ -164,9 +165,14 @@ class Incoming:
 
 
 class Peers:
-    """The ways of one session. Pushes and takes happen at their device's turn."""
+    """The ways of one session. Pushes and takes happen at their device's turn.
+
+    Attributes:
+        token: what is shown to other workers that ask for one; None for none.
+    """
 
     def __init__(self) -> None:
+        self.token: Token | None = None
         self._lock = threading.Lock()
         self._waiting = Waiting()
         self._parcels = Parcels(_BACKLOG, self._waiting)

@@ -37,6 +37,7 @@ class Pool:
         selector: where the processes' reports are watched; the data is a call without arguments.
         gone: told the number of every connection that has ended.
         tally: where the processes write down what they hold of the devices' memory, if they do.
+        told: to every process, beside its command line.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class Pool:
         selector: selectors.BaseSelector,
         gone: Callable[[int], None],
         tally: Tally | None = None,
+        told: control.Secrets | None = None,
     ) -> None:
         self._arguments = arguments
         self._limit = limit
         self._selector = selector
         self._gone = gone
         self._tally = tally
+        self._told = told
         self._processes: list[SessionProcess] = []
         self._dying: list[SessionProcess] = []
         self._spares: list[SessionProcess] = []
@@ -87,11 +90,11 @@ class Pool:
     def _new_process(self) -> SessionProcess:
         tally = self._tally
         if tally is None:
-            return SessionProcess(self._arguments)
+            return SessionProcess(self._arguments, told=self._told)
         row = tally.take()
         try:
             arguments = (*self._arguments, "--tally", str(tally.fd), "--row", str(row))
-            return SessionProcess(arguments, (tally.fd,), row)
+            return SessionProcess(arguments, (tally.fd,), row, self._told)
         except OSError:
             tally.give_back(row)
             raise

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from caravan.trust.token import VARIABLE
 from caravan.worker import control
 
 
@@ -19,6 +20,7 @@ class SessionProcess:
     Args:
         arguments: of its command line.
         fds: further descriptors for it.
+        told: what its command line must not show.
         row: of the tally; None where there is none.
 
     Attributes:
@@ -29,7 +31,11 @@ class SessionProcess:
     """
 
     def __init__(
-        self, arguments: Sequence[str], fds: Sequence[int] = (), row: int | None = None
+        self,
+        arguments: Sequence[str],
+        fds: Sequence[int] = (),
+        row: int | None = None,
+        told: control.Secrets | None = None,
     ) -> None:
         self.row = row
         self.ready: control.Ready | None = None
@@ -51,10 +57,11 @@ class SessionProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), *fds),
-                # ggml would run a debugger over itself when it aborts.
-                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+                env=_environment(),
                 start_new_session=True,
             )
+            # the pair has room for it, whenever that process comes to read it
+            control.send(self.control, told or control.Secrets())
         # Adopt messages must never hold up the supervisor.
         self.control.setblocking(False)
 
@@ -101,6 +108,13 @@ class SessionProcess:
         with contextlib.suppress(ValueError):
             return f"died by signal {signal.Signals(-code).name}"
         return f"died by signal {-code}"
+
+
+def _environment() -> dict[str, str]:
+    """It is told the token by other means; and ggml would run a debugger over itself when it
+    aborts."""
+    inherited = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    return {**inherited, "GGML_NO_BACKTRACE": "1"}
 
 
 def close_pipe(fds: Sequence[int]) -> None:

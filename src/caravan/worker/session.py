@@ -24,6 +24,7 @@ from caravan.engine.layouts import OP_NAMES
 from caravan.engine.library import Engine
 from caravan.errors import CaravanError, RemoteError, TransportError
 from caravan.transport.tcp import SocketTransport
+from caravan.trust.token import Token
 from caravan.wire.codec import ext_frame
 from caravan.wire.commands import Ext
 from caravan.wire.extension import GRAPH_LRU, SessionReply, Status, encode_json
@@ -84,6 +85,10 @@ class Session:
         """Tell the person who runs the worker what other sessions may have told already."""
         with contextlib.suppress(OSError):
             control.send(self._control, control.Notice(text))
+
+    def trust(self, secrets: control.Secrets) -> None:
+        """What this process may show to other workers."""
+        self._peers.token = Token(secrets.token) if secrets.token else None
 
     def adopt(self, adopt: control.Adopt, fd: int) -> None:
         """Serve a connection on a thread of its own; one from another worker needs none."""
@@ -267,6 +272,9 @@ def serve(talk: socket.socket, args: argparse.Namespace) -> None:
     session = Session(loaded, devices, talk, store, args.model_dir)
     while True:
         message, fd = control.receive(talk)
+        if isinstance(message, control.Secrets):
+            session.trust(message)
+            continue
         if not isinstance(message, control.Adopt) or fd is None:
             leave(0)
             return

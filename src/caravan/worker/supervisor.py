@@ -1,7 +1,7 @@
-"""The supervisor: what `caravan worker` is. It accepts, greets, and hands connections over.
+"""The supervisor: what `caravan worker` is. It accepts, has greeted, and hands connections over.
 
-All state belongs to the main thread and its selector loop; a short-lived thread greets each new
-client, so a silent one holds up nobody. It never loads the engine or NumPy: those live in session
+All state belongs to the main thread and its selector loop; who is new waits in the lobby, so a
+silent one holds up nobody. It never loads the engine or NumPy: those live in session
 processes, whose deaths it survives.
 """
 
@@ -12,72 +12,29 @@ import os
 import selectors
 import signal
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import Any
 
-from caravan.errors import CaravanError, WorkerStartError
+from caravan.errors import UsageError, WorkerStartError
 from caravan.transport.endpoint import Endpoint
-from caravan.wire.extension import EXTENSION_VERSION, PeerRequest, SessionRequest, Status
+from caravan.wire.extension import PeerRequest, SessionRequest, Status
 from caravan.wire.versions import V7, V8
 from caravan.worker import control, listener
-from caravan.worker.handshake import Greeting, greet, refuse
+from caravan.worker.announce import announce, say, warn
+from caravan.worker.handshake import Greeting, Terms, refuse
+from caravan.worker.lobby import Arrival, Lobby
 from caravan.worker.log import log
 from caravan.worker.pool import Pool
 from caravan.worker.process import SessionProcess, close_pipe
+from caravan.worker.ration import Ration
+from caravan.worker.settings import Settings
 from caravan.worker.tally import Tally
 
 _START_TIMEOUT = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the user asked for.
-
-    Attributes:
-        protocol: 7 or 8, or 0 for what the engine speaks.
-        extension: offer Caravan's extension.
-        timeout: seconds that a client has to introduce itself.
-        parent_fd: end when this pipe closes; -1 for none.
-        peer_address: where other workers reach this one, as an endpoint; empty: where heads do.
-        cache: directory of the weight cache; empty for none.
-        cache_size: bytes that it may hold.
-        model_dirs: where this machine has GGUF files of its own.
-        max_memory: bytes that all sessions together may hold of a device: one limit for each of
-            them, or one that holds for each; empty for none.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 50052
-    devices: str = ""
-    threads: int = 1
-    protocol: int = 0
-    extension: bool = True
-    timeout: float = 10.0
-    parent_fd: int = -1
-    peer_address: str = ""
-    cache: str = ""
-    cache_size: int = 0
-    model_dirs: tuple[str, ...] = ()
-    max_memory: tuple[int, ...] = ()
-    max_sessions: int = 16
-    max_connections: int = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A client that has been greeted, or not (`greeting` None)."""
-
-    connection: int
-    sock: socket.socket
-    peer: str
-    greeting: Greeting | None
-    error: str = ""
 
 
 class Supervisor:
@@ -106,24 +63,29 @@ class Supervisor:
             *(("--beside-head",) if settings.parent_fd >= 0 else ()),
         )
         self._tally = Tally() if settings.max_memory else None
-        self._pool = Pool(arguments, settings.max_sessions, self._selector, self._gone, self._tally)
+        told = control.Secrets(settings.token.key.decode() if settings.token else "")
+        self._pool = Pool(
+            arguments, settings.max_sessions, self._selector, self._gone, self._tally, told
+        )
+        self._ration = Ration(log)
 
     # start and end
 
     def run(self) -> int:
         """Serve until told to stop; raises WorkerStartError when it cannot start."""
-        previous = self._catch_signals()
+        previous, settings = self._catch_signals(), self._settings
         try:
-            self._listeners, self._port = listener.listen(self._settings.host, self._settings.port)
+            self._listeners, self._port = listener.listen(settings.host, settings.port)
+            self._check_exposure()
             self._watch(self._wake_read, self._on_wake)
-            if self._settings.parent_fd >= 0:
-                self._watch(self._settings.parent_fd, self._on_parent)
+            if settings.parent_fd >= 0:
+                self._watch(settings.parent_fd, self._on_parent)
             self._pool.start_spare()
             ready = self._await_ready()
             if ready is not None:
-                self._announce(ready)
-                for sock in self._listeners:
-                    self._watch(sock, partial(self._on_accept, sock))
+                self._version = V7 if (settings.protocol or ready.protocol) == 7 else V8
+                announce(settings, ready, self._version, self._port)
+                self._open_door()
             while not self._stopping:
                 self._step()
             return 0
@@ -138,6 +100,34 @@ class Supervisor:
 
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         return {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+
+    def _check_exposure(self) -> None:
+        """Raises UsageError when other machines can connect, and nothing keeps strangers out."""
+        settings = self._settings
+        if not listener.exposed(self._listeners):
+            return
+        if settings.token is None and not settings.insecure:
+            raise UsageError(
+                f"--host {settings.host} lets other machines connect: give --token-file FILE"
+                " (caravan token new -o FILE makes one), or --insecure to let everybody in"
+            )
+        if settings.token is None:
+            warn(settings.host, "there is no token (--insecure)")
+        elif settings.allow_base:
+            warn(settings.host, "some need no token (--allow-llama-cpp)")
+
+    def _open_door(self) -> None:
+        settings = self._settings
+        terms = Terms(
+            self._version,
+            settings.extension,
+            settings.timeout,
+            settings.token,
+            settings.allow_base,
+        )
+        lobby = Lobby(terms, self._on_arrival)
+        for sock in self._listeners:
+            self._watch(sock, partial(self._on_accept, sock, lobby))
 
     def _await_ready(self) -> control.Ready | None:
         """The first report of a session process; None when told to stop meanwhile."""
@@ -154,26 +144,6 @@ class Supervisor:
                 raise WorkerStartError("the engine did not load in time")
             self._step()
         return None
-
-    def _announce(self, ready: control.Ready) -> None:
-        major = self._settings.protocol or ready.protocol
-        self._version = V7 if major == 7 else V8
-        host = self._settings.host
-        where = host if host.startswith("unix:") else str(Endpoint(host, self._port))
-        say(f"Starting RPC server v{self._version}")
-        say(f"  endpoint       : {where}")
-        say(f"  local cache    : {_cache(self._settings)}")
-        for directory in self._settings.model_dirs:
-            say(f"  models         : {directory}")
-        say("Devices:")
-        for d in ready.devices:
-            total, free = d.memory_total >> 20, d.memory_free >> 20
-            say(f"  {d.name}: {d.description} ({total} MiB, {free} MiB free)")
-        say(f"  transport      : {'Unix socket' if host.startswith('unix:') else 'TCP'}")
-        extension = f"extension {EXTENSION_VERSION}" if self._settings.extension else "no extension"
-        count = len(ready.devices)
-        devices = f"{count} device{'s' if count != 1 else ''}"
-        say(f"worker ready on {where} (protocol {self._version}, {extension}, {devices})")
 
     def _shut_down(self) -> None:
         """Close the door, then end all session processes within the grace."""
@@ -194,92 +164,93 @@ class Supervisor:
 
     def _step(self) -> None:
         """Wait for something to happen, and deal with it."""
-        for key, _events in self._selector.select(self._pool.patience()):
+        for key, _events in self._selector.select(self._patience()):
             if self._stopping:
                 return
             # an earlier event of this round may have closed this one's file
             if key.fd in self._selector.get_map():
                 key.data()
+        self._ration.tick()
         self._pool.tend()
         waiting, self._waiting = self._waiting, []
         for arrival in waiting:
-            self._arrived(arrival)
+            self._serve(arrival)
+
+    def _patience(self) -> float:
+        """Seconds until there is something to do of our own accord."""
+        bounds = (self._pool.patience(), self._ration.patience())
+        return min(bound for bound in bounds if bound is not None)
 
     def _on_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
         while self._arrivals:
-            self._waiting.append(self._arrivals.popleft())
+            self._arrived(self._arrivals.popleft())
 
     def _on_parent(self) -> None:
         if not os.read(self._settings.parent_fd, 64):
             self._stopping = True
 
-    def _on_accept(self, listening: socket.socket) -> None:
+    def _on_accept(self, listening: socket.socket, lobby: Lobby) -> None:
         try:
-            sock, address = listening.accept()
+            sock, place = listening.accept()
         except BlockingIOError:
             return
         except OSError as exc:
             log(f"cannot accept a connection: {exc.strerror or exc}")
             time.sleep(0.1)
             return
-        if len(self._open) >= self._settings.max_connections:
-            log(f"refused a connection: {len(self._open)} are open")
-            sock.close()
-            return
         self._counter += 1
-        self._open.add(self._counter)
-        say("Accepted client connection")
-        peer = "unix client"
-        if isinstance(address, tuple):
-            peer = str(Endpoint(listener.plain(address[0]), address[1]))
-        greeter = threading.Thread(
-            target=self._greet, args=(self._counter, sock, peer), name=f"greet {peer}", daemon=True
-        )
-        try:
-            greeter.start()
-        except RuntimeError as exc:
-            log(f"cannot serve {peer}: {exc}")
-            sock.close()
-            self._gone(self._counter)
+        address, peer = "", "unix client"
+        if isinstance(place, tuple):
+            address = listener.plain(place[0])
+            peer = str(Endpoint(address, place[1]))
+        refusal = lobby.take(self._counter, sock, address, peer)
+        if refusal:
+            self._ration.tell(address, f"refused the connection of {peer}: {refusal}")
 
-    def _greet(self, connection: int, sock: socket.socket, peer: str) -> None:
-        """On a thread of its own."""
-        settings = self._settings
-        try:
-            greeting = greet(sock, self._version, settings.extension, settings.timeout)
-            arrival = Arrival(connection, sock, peer, greeting)
-        except CaravanError as exc:
-            arrival = Arrival(connection, sock, peer, None, str(exc))
+    def _on_arrival(self, arrival: Arrival) -> None:
+        """On the thread that has greeted it."""
         self._arrivals.append(arrival)
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"\0")
 
     def _arrived(self, arrival: Arrival) -> None:
+        """Somebody has introduced himself, or has not."""
+        if arrival.greeting is None:
+            self._turn_away(arrival, arrival.error)
+        elif len(self._open) >= self._settings.max_connections:
+            refuse(arrival.sock, arrival.greeting, Status.BUSY, "too many connections are open")
+            self._turn_away(arrival, f"{len(self._open)} connections are open")
+        else:
+            self._open.add(arrival.connection)
+            say("Accepted client connection")
+            self._waiting.append(arrival)
+
+    def _turn_away(self, arrival: Arrival, why: str) -> None:
+        self._ration.tell(arrival.source, f"closing the connection to {arrival.peer}: {why}")
+        arrival.sock.close()
+
+    def _serve(self, arrival: Arrival) -> None:
         """Give a greeted client to its session process, or leave it waiting for one."""
         greeting = arrival.greeting
-        if greeting is None:
-            log(f"closing the connection to {arrival.peer}: {arrival.error}")
-            arrival.sock.close()
-            self._gone(arrival.connection)
-            return
+        assert greeting is not None
         process, why = self._process_for(greeting)
         if process is None and not why:
             self._waiting.append(arrival)
             return
-        with arrival.sock:
-            if process is not None and process.give(
-                self._adopt(arrival, greeting, process), arrival.sock
-            ):
-                return
-            why = why or "the session has ended"
-            request = greeting.request
-            if request is not None:
-                new = isinstance(request, SessionRequest) and not request.session
-                refuse(arrival.sock, greeting, Status.BUSY if new else Status.REFUSED, why)
-            log(f"closing the connection to {arrival.peer}: {why}")
-            self._gone(arrival.connection)
+        if process is not None and process.give(
+            self._adopt(arrival, greeting, process), arrival.sock
+        ):
+            arrival.sock.close()
+            return
+        why = why or "the session has ended"
+        request = greeting.request
+        if request is not None:
+            new = isinstance(request, SessionRequest) and not request.session
+            refuse(arrival.sock, greeting, Status.BUSY if new else Status.REFUSED, why)
+        self._turn_away(arrival, why)
+        self._gone(arrival.connection)
 
     def _process_for(self, greeting: Greeting) -> tuple[SessionProcess | None, str]:
         request = greeting.request
@@ -315,17 +286,3 @@ class Supervisor:
     def _gone(self, connection: int) -> None:
         self._open.discard(connection)
         say("Client connection closed")
-
-
-def _cache(settings: Settings) -> str:
-    if not settings.cache:
-        return "n/a"
-    size = settings.cache_size
-    bound = f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size >> 20} MiB"
-    return f"{settings.cache} (at most {bound})"
-
-
-def say(text: str) -> None:
-    """A line for the person, or the program, that started the worker."""
-    with contextlib.suppress(BrokenPipeError):
-        print(text, flush=True)
