@@ -6,6 +6,7 @@ any of them into one line on stderr and exit code 1. This module imports nothing
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,6 +95,10 @@ class ConnectionClosed(TransportError):
     """The peer closed the connection, or it broke."""
 
 
+class SessionEnded(ConnectionClosed):
+    """The connection closed because the worker's session process ended; the worker says why."""
+
+
 class TransportTimeout(TransportError):
     """The peer was silent for longer than the bound."""
 
@@ -130,15 +135,41 @@ class WorkerLost(CaravanError):
         endpoint: `HOST:PORT` of the worker.
         device: the device's name on this head, such as `RPC0`.
         command: the command that met the failure, or what the head was waiting for.
-        cause: the first error, also set as `__cause__` by the raiser.
+        cause: the first error, also set as `__cause__` by the raiser; `SessionEnded` once the
+            worker has said why its session process ended.
     """
 
     def __init__(self, endpoint: str, device: str, command: str, cause: BaseException) -> None:
-        super().__init__(f"lost {device} at {endpoint} during {command}: {cause}")
+        super().__init__(endpoint, device, command, cause)
         self.endpoint = endpoint
         self.device = device
         self.command = command
         self.cause = cause
+        # set while somebody asks the worker what happened
+        self._asked: threading.Event | None = None
+
+    def __str__(self) -> str:
+        return f"lost {self.device} at {self.endpoint} during {self.command}: {self.cause}"
+
+    def ask(self) -> None:
+        """Somebody is about to ask the worker what happened: `explain` follows in any case."""
+        if self._asked is None:
+            self._asked = threading.Event()
+
+    def explain(self, cause: BaseException | None) -> None:
+        """What happened, which the connection could not tell; None: that is not known."""
+        if cause is not None:
+            cause.__cause__ = self.cause
+            self.cause = self.__cause__ = cause
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.set()
+
+    def settle(self, seconds: float = 1.5) -> None:
+        """Wait until it is explained if that is to come, `seconds` at most."""
+        asked = self._asked
+        if asked is not None:
+            asked.wait(seconds)
 
 
 class WorkerStartError(CaravanError):

@@ -213,6 +213,24 @@ def test_a_worker_that_dies_later(serve, watchdog):
     opened.close()
 
 
+def test_who_speaks_the_extension_is_watched_also_while_it_owes_nothing(serve):
+    dog = Watchdog(0.5)
+    server = serve(steps(hello(), session(ALONE)))
+    opened = open_to(server, dog, timeout=0.5)
+    assert server.peers[0].request("PING").seq == 0
+    wait_until(lambda: opened.links[0].stream.lost is not None)
+    assert "no sign of life for 0.5 s" in str(opened.links[0].stream.lost)
+    opened.close()
+    dog.close()
+
+
+def test_a_worker_says_for_how_long_it_waits_for_a_word(serve, watchdog):
+    server = serve(*[steps(hello(), session(replace(GOOD, idle_ms=1500)))] * 2)
+    opened = open_to(server, watchdog)
+    assert [link.stream.allowance for link in opened.links] == [1.5, 1.5]
+    opened.close()
+
+
 # what does not
 
 

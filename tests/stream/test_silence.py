@@ -221,6 +221,53 @@ def test_a_lost_or_closed_stream_is_left_alone(clock, rig):
     assert str(rig.stream.lost.cause) == "first"
 
 
+# an idle stream whose peer is watched, and watches
+
+
+def test_an_idle_peer_that_is_watched_is_asked_for_a_sign_of_life(clock, rig):
+    rig.stream.keep_alive = True
+    pass_time(rig, clock, 11)
+    rig.peer.reply(rig.peer.request("PING"))
+    wait_until(lambda: not rig.stream._pinged)
+    pass_time(rig, clock, 29)
+    assert rig.stream.lost is None
+    pass_time(rig, clock, 13)
+    assert "during send: no sign of life for 30 s" in str(rig.stream.lost)
+
+
+def test_a_peer_with_little_patience_hears_more_often(clock, open_rig):
+    rig = open_rig(timeout=3000.0)
+    rig.stream.keep_alive, rig.stream.allowance = True, 12.0
+    for _ in range(3):
+        pass_time(rig, clock, 3.5)
+        assert rig.peer.transport.wait_readable(0.0) is False
+        pass_time(rig, clock, 1.5)
+        rig.peer.reply(rig.peer.request("PING"))
+        wait_until(lambda: not rig.stream._pinged)
+
+
+def test_what_is_sent_anyway_is_a_sign_of_life_to_it(clock, open_rig):
+    rig = open_rig(timeout=3000.0)
+    rig.stream.keep_alive, rig.stream.allowance = True, 12.0
+    for _ in range(5):
+        pass_time(rig, clock, 3.5)
+        rig.set(b"x")
+        assert rig.peer.request().name == "SET"
+
+
+def test_the_watchdog_looks_often_enough_for_it(open_rig):
+    dog = Watchdog(300.0)
+    try:
+        rig = open_rig(timeout=300.0)
+        rig.stream.keep_alive, rig.stream.allowance = True, 0.6
+        dog.watch(rig.stream)
+        # the watchdog's first look is a second away, since it knew nothing of that
+        rig.peer.reply(rig.peer.request("PING"))
+        rig.peer.reply(rig.peer.request("PING"))
+    finally:
+        dog.close()
+
+
 # with real time
 
 

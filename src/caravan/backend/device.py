@@ -184,11 +184,14 @@ class RemoteDevice:
     def check(self) -> None:
         """Raises WorkerLost once the device is lost, or its cluster closed.
 
-        What still waits for company in the stream leaves now.
+        What still waits for company in the stream leaves now. After a loss it waits, 1.5 s at most,
+        for what the worker says of it.
         """
         self.link.stream.flush()
         failure = self.link.stream.failure
         if failure is not None:
+            # the worker is being asked what happened
+            failure.settle()
             raise failure
 
     def tell(self) -> interrupt.Throw | None:

@@ -19,6 +19,7 @@ from caravan.cli.tokens import token_of, token_option
 from caravan.errors import UsageError, WorkerStartError
 from caravan.models.cache import weights_dir
 
+_DRAIN_SECONDS = 30.0
 _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
 
 
@@ -101,6 +102,22 @@ _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
     help="Seconds that a client has to introduce itself.",
 )
 @click.option(
+    "--idle-timeout",
+    type=Seconds(0),
+    default=120.0,
+    show_default=True,
+    help="Seconds without a word after which a head counts as gone, and what it held is freed: for "
+    "pulled cables and frozen machines. A head shows that it is there also while it has nothing to "
+    "do. 0: never.",
+)
+@click.option(
+    "--drain-seconds",
+    type=Seconds(0),
+    default=None,
+    help="Seconds that the sessions which are there may go on for after SIGTERM; new ones are "
+    "refused meanwhile. [default: 30]",
+)
+@click.option(
     "--peer-address",
     default="",
     metavar="HOST[:PORT]",
@@ -135,6 +152,8 @@ def command(
     max_memory: tuple[int, ...],
     protocol: str,
     timeout: float,
+    idle_timeout: float,
+    drain_seconds: float | None,
     peer_address: str,
     token_file: str,
     insecure: bool,
@@ -161,6 +180,9 @@ def command(
         raise UsageError("--token-file and --insecure exclude each other")
     token = token_of(token_file)
     directory, limit = _cache(cache, no_cache, cache_size)
+    if drain_seconds is None:
+        # one that a program has started for itself serves nobody without it
+        drain_seconds = 0.0 if parent_fd >= 0 else _DRAIN_SECONDS
     settings = Settings(
         host=host,
         port=port,
@@ -178,6 +200,8 @@ def command(
         token=token,
         insecure=insecure,
         allow_base=allow_llama_cpp,
+        idle_timeout=idle_timeout,
+        drain_seconds=drain_seconds,
     )
     with _removed(own_directory):
         sys.exit(Supervisor(settings).run())

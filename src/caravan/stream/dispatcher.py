@@ -60,6 +60,9 @@ class Stream:
         lost: the first failure, or None.
         commands, segments, bytes_sent: counters since the start.
         keep_alive: whether the peer is watched also when it owes nothing here.
+        allowance: seconds after which the peer drops who says nothing; 0: it never does.
+        inquired: whether the peer is asked what happened when its connection has closed, by one
+            of those that were given to `on_loss`.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class Stream:
         self.segments = 0
         self.bytes_sent = 0
         self.keep_alive = False
+        self.allowance = 0.0
+        self.inquired = False
         self._transport = transport
         self._framing = framing
         self._reader = reader or Reader(transport)
@@ -90,8 +95,8 @@ class Stream:
         self._queued = 0
         self._seq = 0
         self._closing = False
-        self._last_life = self._looked = time.monotonic()
-        self._received = 0
+        self._last_life = self._looked = self._last_sent = time.monotonic()
+        self._received = self._sent = 0
         self._pinged = False
         self._blocked = threading.Event()
         self._mourners: list[Callable[[WorkerLost], None]] = []
@@ -446,6 +451,8 @@ class Stream:
                 # also a part of a long reply is a sign of life
                 self._received = self._reader.received
                 self._last_life = max(self._last_life, now)
+            if self.bytes_sent != self._sent:
+                self._sent, self._last_sent = self.bytes_sent, now
             if not (self._owed() or (self.keep_alive and self._framing.can_ping)):
                 self._last_life = max(self._last_life, now)
                 return
@@ -453,8 +460,12 @@ class Stream:
             if quiet > self.timeout:
                 error = TransportTimeout(f"no sign of life for {self.timeout:g} s")
                 self._fail_locked(error, self._next("send"))
-            elif quiet > self.timeout / 3 and self._framing.can_ping and not self._pinged:
+            elif self._framing.can_ping and not self._pinged and self._is_ping_due(quiet, now):
                 self._ping()
+
+    def _is_ping_due(self, quiet: float, now: float) -> bool:
+        """Whether it is time to ask for a sign of life, or to give one."""
+        return quiet > self.timeout / 3 or now - self._last_sent > self.allowance / 3 > 0
 
     def _owed(self) -> bool:
         """Whether the next move is the peer's."""
@@ -493,6 +504,8 @@ class Stream:
         else:
             self.lost = WorkerLost(self.endpoint, self.device, command, cause)
             self.lost.__cause__ = cause
+            if self.inquired and isinstance(cause, ConnectionClosed):
+                self.lost.ask()
         self._release(self.lost)
 
     def _release(self, error: CaravanError) -> None:

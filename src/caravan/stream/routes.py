@@ -146,10 +146,8 @@ class Route:
         self.path = Path.DIRECT
 
     def _bind(self) -> None:
-        """Whoever waits for bytes of the source is lost with it, and so the source is watched."""
-        src, dst = self._links
-        src.stream.keep_alive = True
-        dst.stream.keep_alive = True
+        """Whoever waits for bytes of the source is lost with it."""
+        src, _ = self._links
         src.stream.on_loss(self._source_lost)
 
     def _source_lost(self, error: WorkerLost) -> None:

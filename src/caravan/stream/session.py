@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from caravan.errors import (
     AuthenticationError,
@@ -27,6 +28,7 @@ from caravan.stream.base_link import BaseLink, ask
 from caravan.stream.dispatcher import Stream
 from caravan.stream.ext_link import ExtLink
 from caravan.stream.framing import BaseFraming, ExtFraming
+from caravan.stream.inquest import Inquest
 from caravan.stream.link import DeviceLink
 from caravan.stream.reach import Reach
 from caravan.stream.watchdog import Watchdog
@@ -36,11 +38,20 @@ from caravan.trust.entry import Entry
 from caravan.trust.token import Token
 from caravan.wire import codec, extension
 from caravan.wire.commands import Base, Ext, base_table
-from caravan.wire.extension import Asks, DeviceInfo, SessionReply, SessionRequest
+from caravan.wire.extension import (
+    NO_DEVICE,
+    Asks,
+    DeviceInfo,
+    SessionReply,
+    SessionRequest,
+    Status,
+)
 from caravan.wire.versions import Version, check_server
 
 _MAX_DEVICES = 16
 CLOSE_SECONDS = 5.0
+# A session that is just ending is asked for again after so long.
+_AGAIN_SECONDS = 0.05
 _BUSY = "a busy llama.cpp server, which serves one client at a time"
 
 
@@ -83,12 +94,14 @@ class Session:
         version: Version,
         engine: str = "",
         asks: Asks = Asks.NOTHING,
+        inquest: Inquest | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.links = links
         self.version = version
         self.engine = engine
         self.asks = asks
+        self._inquest = inquest
 
     def __repr__(self) -> str:
         return f"<Session at {self.endpoint}, protocol {self.version}, {len(self.links)} devices>"
@@ -105,6 +118,8 @@ class Session:
             link.bye()
         for stream in dict.fromkeys(link.stream for link in self.links):
             stream.close(timeout=max(0.0, deadline - time.monotonic()))
+        if self._inquest is not None:
+            self._inquest.join(max(0.0, deadline - time.monotonic()))
 
 
 def open_session(
@@ -132,12 +147,16 @@ def open_session(
     """
     caller = Caller(endpoint, identity, timeout, token)
     entry = enter(caller, use_extension)
-    engine = ""
+    engine, inquest = "", None
     try:
         if entry.extension:
             reply = _join(caller, entry, "", 0)
             engine = reply.engine
+            inquest = Inquest(str(endpoint), partial(_ask_why, caller, reply.session))
             links = _open_devices(caller, entry, reply, name, watchdog, direct)
+            for link in links:
+                link.stream.allowance = reply.idle_ms / 1000
+                inquest.watch(link.stream)
         else:
             links = _open_base(endpoint, entry, name, watchdog, timeout)
     except BaseException as exc:
@@ -145,7 +164,7 @@ def open_session(
             _leave(entry.transport, exc)
         entry.transport.close()
         raise
-    return Session(endpoint, links, entry.version, engine, entry.asks)
+    return Session(endpoint, links, entry.version, engine, entry.asks, inquest)
 
 
 def enter(caller: Caller, use_extension: bool = True) -> Entry:
@@ -218,6 +237,33 @@ def _join(caller: Caller, entry: Entry, session: str, device: int) -> SessionRep
     return extension.decode_session_reply(data)
 
 
+def _ask_why(caller: Caller, key: str, deadline: float) -> str:
+    """What the worker says of the end of its session `key`; empty if it does not say.
+
+    Raises CaravanError when it cannot be asked.
+    """
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            entry = enter(replace(caller, timeout=left))
+        except ConnectError as exc:
+            if isinstance(exc.__cause__, ConnectionRefusedError | FileNotFoundError):
+                return "the connection closed, and no worker listens there any more"
+            raise
+        try:
+            _join(replace(caller, timeout=left), entry, key, NO_DEVICE)
+        except ConnectError as exc:
+            answer = exc.__cause__
+            if isinstance(answer, RemoteError) and answer.code != Status.BUSY:
+                return answer.text if answer.code == Status.ENDED else ""
+            if not isinstance(answer, RemoteError | ConnectionClosed):
+                raise
+        finally:
+            entry.transport.close()
+        # it has not noticed yet, or is about to end
+        time.sleep(_AGAIN_SECONDS)
+    return ""
+
+
 def _leave(transport: SocketTransport, reason: CaravanError) -> None:
     """Tell the worker, too, why this head does not go together with it."""
     text = str(reason).encode()[: extension.MAX_ERROR_TEXT]
@@ -276,8 +322,10 @@ def _stream(
     endpoint: Endpoint, entry: Entry, device: str, watchdog: Watchdog, timeout: float
 ) -> Stream:
     entry.transport.set_timeout(None)
+    entry.transport.bound_unacknowledged(timeout)
     framing = ExtFraming() if entry.extension else BaseFraming()
     stream = Stream(entry.transport, framing, str(endpoint), device, timeout, entry.reader)
+    stream.keep_alive = entry.extension
     watchdog.watch(stream)
     return stream
 

@@ -27,13 +27,18 @@ class Watchdog:
         self._streams.append(stream)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._interval):
+        while not self._stop.wait(self._step()):
             now = time.monotonic()
             for stream in list(self._streams):
                 if stream.ended:
                     self._streams.remove(stream)
                 else:
                     self._look_at(stream, now)
+
+    def _step(self) -> float:
+        """Seconds to the next look: also one that a peer will soon not wait for any longer."""
+        allowances = [stream.allowance / 10 for stream in list(self._streams) if stream.allowance]
+        return max(0.02, min([self._interval, *allowances]))
 
     def _look_at(self, stream: Stream, now: float) -> None:
         try:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from caravan.errors import ConnectError, ConnectionClosed, TransportTimeout
 from caravan.transport.base import Buffer
 from caravan.transport.endpoint import Endpoint
 
+_TIMEVAL = struct.Struct("@ll")
 # The kernel takes at most IOV_MAX parts a call; fewer keep one call short.
 _MAX_PARTS = 64
 
@@ -30,6 +32,7 @@ class SocketTransport:
         self._peer = peer
         self._closed = False
         self._deadline: float | None = None
+        self._silence = 0.0
         self._close_lock = threading.Lock()
         sock.settimeout(None)
         _tune(sock)
@@ -49,6 +52,8 @@ class SocketTransport:
             return self._sock.sendmsg(parts[:_MAX_PARTS], (), _AT_ONCE)
         except BlockingIOError:
             return 0
+        except TimeoutError as exc:
+            raise TransportTimeout("the other end does not take what it is sent") from exc
         except OSError as exc:
             raise ConnectionClosed(_reason(exc)) from exc
 
@@ -76,6 +81,8 @@ class SocketTransport:
             count = self._sock.recv_into(buffer)
         except TimeoutError as exc:
             raise TransportTimeout("no answer in time") from exc
+        except BlockingIOError as exc:
+            raise TransportTimeout(f"nothing came for {self._silence:g} s") from exc
         except OSError as exc:
             raise ConnectionClosed(_reason(exc)) from exc
         if count == 0:
@@ -86,6 +93,24 @@ class SocketTransport:
         """Bound all `recv_into` from now on together (None: wait for ever); for handshakes."""
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._sock.settimeout(seconds)
+
+    def bound_silence(self, seconds: float) -> None:
+        """From now on `recv_into` raises TransportTimeout when nothing comes for so long.
+
+        The system counts, while somebody waits there; it costs no call.
+        """
+        self._silence = seconds
+        with contextlib.suppress(OSError):
+            value = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+
+    def bound_unacknowledged(self, seconds: float) -> None:
+        """The connection breaks when what was sent is not taken by the other machine for so long:
+        the system itself would go on for a quarter of an hour."""
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)
+        if option is not None and self._sock.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.IPPROTO_TCP, option, max(1, int(seconds * 1000)))
 
     def close(self) -> None:
         with self._close_lock:

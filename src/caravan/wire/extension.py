@@ -52,6 +52,12 @@ MAX_SPANS = LIMIT
 ADDRESS_SHIFT = 40
 MAX_BUFFER_SIZE = (1 << ADDRESS_SHIFT) - 1
 
+# The device of a SESSION that only asks what has become of a session.
+NO_DEVICE = (1 << 32) - 1
+
+# The ticket of a DATA without data: a sign of life on a way that nothing travels on.
+BEAT_TICKET = (1 << 64) - 1
+
 # The name of devices that take time and compute nothing: their results mean nothing.
 SIMULATED = "sim"
 
@@ -77,6 +83,7 @@ class Status(IntEnum):
     INTERNAL = 7
     BUSY = 8
     PEER_LOST = 9
+    ENDED = 10
 
 
 class Source(IntEnum):
@@ -175,6 +182,8 @@ class SessionReply:
         peer_addresses: where they reach the worker, as endpoints, the best first.
         sources: words of SOURCES: where it looks for weights that LOAD asks for; with none of them
             there is nothing to be asked, and with no `cache` nothing to KEEP.
+        idle_ms: milliseconds after which a connection on which the head said nothing counts as
+            broken; 0 where that never happens.
     """
 
     session: str
@@ -185,6 +194,7 @@ class SessionReply:
     peer_key: str
     peer_addresses: list[str]
     sources: list[str]
+    idle_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +303,7 @@ def decode_session_reply(data: bytes) -> SessionReply:
         raise RemoteProtocolError("SESSION reply without devices or ops")
     if not all(isinstance(op, str) for op in ops):
         raise RemoteProtocolError("SESSION reply with op names that are no text")
+    obj.setdefault("idle_ms", 0)
     obj["ops"] = [_printable(op[:_MAX_TEXT]) for op in ops]
     obj["devices"] = [_build(DeviceInfo, device) for device in devices]
     reply = _build(SessionReply, obj)

@@ -46,9 +46,11 @@ class Channel:
 
     Attributes:
         only_asked: nothing was allocated or computed, so the process is as it was before.
+        broke: how the connection broke, if it did.
     """
 
     only_asked = False
+    broke: TransportError | None = None
 
     def __init__(
         self,
@@ -68,7 +70,8 @@ class Channel:
         """Read until the end; True when the peer left in order."""
         try:
             return self._read()
-        except TransportError:
+        except TransportError as exc:
+            self.broke = exc
             return False
 
     def _read(self) -> bool:

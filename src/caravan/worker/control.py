@@ -1,8 +1,8 @@
 """The talk between supervisor and session process: JSON messages over a SOCK_SEQPACKET pair.
 
 Down: `Secrets` once, then `Adopt`, with the connection's file descriptor. Up: `Ready` once, then
-`Closed` for every connection that ended, and `Notice` for what every session would say again. A
-closed pair means that the other side is gone.
+`Closed` for every connection that ended, `Notice` for what every session would say again, and
+`Leaving` at last. A closed pair means that the other side is gone.
 """
 
 from __future__ import annotations
@@ -83,13 +83,21 @@ class Notice:
     text: str
 
 
-Message = Adopt | Secrets | Ready | Closed | Notice
-_KINDS: dict[str, type[Adopt] | type[Secrets] | type[Ready] | type[Closed] | type[Notice]] = {
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The process is about to end, and why, in words for its head."""
+
+    text: str
+
+
+Message = Adopt | Secrets | Ready | Closed | Notice | Leaving
+_KINDS: dict[str, type[Message]] = {
     "Adopt": Adopt,
     "Secrets": Secrets,
     "Ready": Ready,
     "Closed": Closed,
     "Notice": Notice,
+    "Leaving": Leaving,
 }
 
 

@@ -92,7 +92,8 @@ class ExtChannel(Channel):
         """Read up to something long that the device is free for; None at the end."""
         try:
             return self._read_requests()
-        except TransportError:
+        except TransportError as exc:
+            self.broke = exc
             return None
 
     def _read_requests(self) -> Job | None:

@@ -124,15 +124,14 @@ class Worker:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _end(self, process: subprocess.Popen[str]) -> None:
+        # the end of the pipe ends it at once, whatever it was told to wait for
         with contextlib.suppress(OSError):
-            process.terminate()
+            os.close(self._parent)
         try:
             process.wait(_STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        with contextlib.suppress(OSError):
-            os.close(self._parent)
         for reader, pipe in zip(self._readers, (process.stdout, process.stderr), strict=False):
             # not joinable from the finaliser of an interpreter that is ending
             with contextlib.suppress(RuntimeError):

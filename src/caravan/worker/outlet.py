@@ -97,6 +97,13 @@ class Outlet:
         with self._changed:
             self._changed.wait_for(lambda: self.broken or not self.crowded)
 
+    def offer(self, parts: Parts) -> None:
+        """As `send`, but only if nothing waits: for what is of no use later."""
+        with self._lock:
+            if self._backlog or self.broken:
+                return
+        self.send(parts)
+
     def drain(self, timeout: float) -> bool:
         """Wait until all has left; False if it has not."""
         with self._changed:

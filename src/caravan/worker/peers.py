@@ -22,7 +22,7 @@ from caravan.trust.token import Token
 from caravan.wire.codec import ext_frame
 from caravan.wire.commands import EXT, Ext
 from caravan.wire.dtypes import WireType
-from caravan.wire.extension import FRAME, TICKET_BITS, Status
+from caravan.wire.extension import BEAT_TICKET, FRAME, TICKET_BITS, Status
 from caravan.worker import outlet
 from caravan.worker.buffers import Buffer
 from caravan.worker.outlet import Outlet, Parts
@@ -38,6 +38,12 @@ _MOST_WAITING = 1 << 30
 _MOST_PIECES = 1 << 18
 _MAX_ROUTES = 1024
 _DATA = EXT[Ext.DATA].request
+
+# Seconds between the signs of life on a way that nothing travels on, and those after which a taker
+# that waits gives it up. A head notices a frozen worker earlier: this is for what lies between two.
+BEAT_SECONDS = 10.0
+WAY_SECONDS = 60.0
+_BEAT = ext_frame(Ext.DATA, 0, _DATA.size) + _DATA.pack(BEAT_TICKET)
 
 
 class Parcels:
@@ -144,7 +150,9 @@ class Incoming:
             raise self._error from exc
 
     def _expect(self, ticket: int, size: int) -> None:
-        head = self._reader.read(FRAME.size + _DATA.size)
+        head = self._reader.read(len(_BEAT))
+        while head == _BEAT:
+            head = self._reader.read(len(_BEAT))
         number, _status, _flags, _seq, length = FRAME.unpack(head[: FRAME.size])
         (got,) = _DATA.unpack(head[FRAME.size :])
         if number != Ext.DATA or got != ticket or length != _DATA.size + size:
@@ -190,6 +198,13 @@ class Peers:
         with self._lock:
             _check_new(route, self._in)
             self._in[route] = Incoming(route, transport)
+
+    def beat(self) -> None:
+        """Show on every way that this session is there, also during a long computation."""
+        with self._lock:
+            ways = list(self._out.values())
+        for way in ways:
+            way.offer((_BEAT,))
 
     def push(self, route: int, ticket: int, data: Parts) -> None:
         """Send `data`, which may lie in device memory, on its way; raises RemoteError.

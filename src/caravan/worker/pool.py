@@ -11,8 +11,10 @@ import selectors
 import time
 from collections.abc import Callable, Sequence
 
+from caravan.wire.extension import public_id
 from caravan.worker import control
 from caravan.worker.log import log
+from caravan.worker.obituaries import Obituaries
 from caravan.worker.process import SessionProcess
 from caravan.worker.tally import Tally
 
@@ -38,6 +40,10 @@ class Pool:
         gone: told the number of every connection that has ended.
         tally: where the processes write down what they hold of the devices' memory, if they do.
         told: to every process, beside its command line.
+
+    Attributes:
+        closed: no new session is let in, and no process is started for one.
+        obituaries: why the last sessions ended.
     """
 
     def __init__(
@@ -55,6 +61,8 @@ class Pool:
         self._gone = gone
         self._tally = tally
         self._told = told
+        self.closed = False
+        self.obituaries = Obituaries()
         self._processes: list[SessionProcess] = []
         self._dying: list[SessionProcess] = []
         self._spares: list[SessionProcess] = []
@@ -72,9 +80,23 @@ class Pool:
         spares = [*filter(_is_ready, self._spares), *self._spares]
         return spares[0] if spares else None
 
+    @property
+    def sessions(self) -> int:
+        """How many there are."""
+        return sum(bool(process.key) for process in self._processes)
+
+    def close(self) -> None:
+        """Let in no new session, and end what waits for one; those that are there go on."""
+        self.closed = True
+        self._spare_at = 0.0
+        for process in self._spares:
+            process.dismiss()
+
     def start_spare(self) -> None:
         """Start the next session process; when that fails, it is tried again later."""
         self._spare_at = 0.0
+        if self.closed:
+            return
         try:
             process = self._new_process()
         except OSError as exc:
@@ -110,7 +132,9 @@ class Pool:
         """
         if key:
             return self._find(key, lambda process: process.key)
-        if sum(bool(p.key) for p in self._processes) >= self._limit:
+        if self.closed:
+            return None, "the worker is shutting down"
+        if self.sessions >= self._limit:
             return None, f"the worker serves {self._limit} sessions already"
         if len(self._spares) <= queue and self._failures < _TRIES:
             self.start_spare()
@@ -135,14 +159,17 @@ class Pool:
     def _find(
         self, key: str, secret_of: Callable[[SessionProcess], str]
     ) -> tuple[SessionProcess | None, str]:
-        for process in self._processes:
+        for process in (*self._processes, *self._dying):
             secret = secret_of(process)
             if secret and secrets.compare_digest(secret.encode(), key.encode()):
+                if process in self._dying:
+                    # it is not known yet why
+                    return None, ""
                 count = len(process.connections)
                 if count >= _MOST_CONNECTIONS:
                     return None, f"the session has {count} connections already"
                 return process, ""
-        return None, "no such session"
+        return None, self.obituaries.find(public_id(key)) or "no such session"
 
     def patience(self) -> float:
         """Seconds until `tend` has something to do of its own accord."""
@@ -160,6 +187,8 @@ class Pool:
             self._dying.remove(process)
             if self._tally is not None and process.row is not None:
                 self._tally.give_back(process.row)
+            if process.key:
+                self.obituaries.note(process.key, process.obituary())
             death = process.death()
             if death:
                 log(f"session process {process.pid} {death}")
@@ -173,7 +202,8 @@ class Pool:
         """End all processes: asked first, killed after the grace; returns when all are reaped."""
         processes = [*self._processes, *self._dying]
         for process in processes:
-            process.end()
+            # one that is still starting would not hear it
+            process.kill() if process.ready is None else process.dismiss()
         deadline = time.monotonic() + _GRACE
         while any(p.reap() is None for p in processes) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -210,6 +240,8 @@ class Pool:
             if message.text not in self._noticed:
                 self._noticed.add(message.text)
                 log(message.text)
+        elif isinstance(message, control.Leaving):
+            process.farewell = message.text
         else:
             self._lost(process)
 
@@ -217,6 +249,8 @@ class Pool:
         """It has served a head that only asked something: a spare again."""
         process.key = process.peer_key = ""
         self._spares.insert(0, process)
+        if self.closed:
+            process.dismiss()
         self._spare_at = 0.0
         self._surplus_at = time.monotonic() + _SURPLUS_SECONDS
 
@@ -228,7 +262,6 @@ class Pool:
         self._dying.append(process)
         if self._tally is not None and process.row is not None:
             self._tally.clear(process.row)
-        process.key = process.peer_key = ""
         for connection in process.connections:
             self._gone(connection)
         if process in self._spares:

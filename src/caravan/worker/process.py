@@ -28,6 +28,8 @@ class SessionProcess:
         key: the secret under which further connections join; empty for the spare.
         peer_key: the secret under which other workers' connections join.
         connections: the supervisor's numbers of those it serves.
+        gone: its end of the talk is closed, so it has ended or is about to.
+        farewell: what it said last of why it ends.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class SessionProcess:
         self.key = ""
         self.peer_key = ""
         self.connections: set[int] = set()
+        self.gone = False
+        self.farewell = ""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # A terminal's Ctrl-C goes to the supervisor alone, which ends its children itself.
@@ -77,7 +81,8 @@ class SessionProcess:
         sock.setblocking(True)
         try:
             control.send(self.control, adopt, sock.fileno())
-        except OSError:
+        except OSError as exc:
+            self.gone = not isinstance(exc, BlockingIOError)
             return False
         self.connections.add(adopt.connection)
         return True
@@ -86,11 +91,6 @@ class SessionProcess:
         """Let an idle one go: it sees the end of the talk."""
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
-
-    def end(self) -> None:
-        """Ask it to go."""
-        with contextlib.suppress(OSError):
-            self._process.terminate()
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
@@ -105,9 +105,17 @@ class SessionProcess:
         code = self._process.returncode
         if code is None or code >= 0:
             return "" if not code else f"ended with {code}"
+        if code == -signal.SIGKILL:
+            # who is short of memory sends it, and leaves no other word
+            return "was killed by signal SIGKILL (out of memory?)"
         with contextlib.suppress(ValueError):
             return f"died by signal {signal.Signals(-code).name}"
         return f"died by signal {-code}"
+
+    def obituary(self) -> str:
+        """Why it ended, for its head."""
+        death = self.death()
+        return f"the session process {death}" if death else self.farewell or "the session has ended"
 
 
 def _environment() -> dict[str, str]:

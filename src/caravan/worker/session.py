@@ -17,17 +17,18 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 from caravan import __version__, engine
 from caravan.engine.layouts import OP_NAMES
 from caravan.engine.library import Engine
-from caravan.errors import CaravanError, RemoteError, TransportError
+from caravan.errors import CaravanError, RemoteError, TransportError, TransportTimeout
 from caravan.transport.tcp import SocketTransport
 from caravan.trust.token import Token
 from caravan.wire.codec import ext_frame
 from caravan.wire.commands import Ext
-from caravan.wire.extension import GRAPH_LRU, SessionReply, Status, encode_json
+from caravan.wire.extension import GRAPH_LRU, NO_DEVICE, SessionReply, Status, encode_json
 from caravan.worker import control
 from caravan.worker.base_channel import GRAPHS_8, KEPT_8, BaseChannel
 from caravan.worker.buffers import BufferTable
@@ -43,7 +44,7 @@ from caravan.worker.loader import Loader
 from caravan.worker.log import log
 from caravan.worker.native import NativeDevice
 from caravan.worker.pace import Pace
-from caravan.worker.peers import Peers
+from caravan.worker.peers import BEAT_SECONDS, WAY_SECONDS, Peers
 from caravan.worker.sim import SimDevice
 from caravan.worker.store import Store
 from caravan.worker.tally import Row
@@ -56,6 +57,8 @@ class Session:
     Args:
         store: the weight cache; None for none.
         model_dirs: where this machine may have the models that are loaded.
+        idle: seconds after which a connection counts as broken on which its head, of the
+            extension, has said nothing; 0: it never does.
     """
 
     def __init__(
@@ -65,8 +68,10 @@ class Session:
         talk: socket.socket,
         store: Store | None = None,
         model_dirs: Sequence[str] = (),
+        idle: float = 0.0,
     ) -> None:
         self._engine = loaded
+        self._idle = idle
         library = Library(model_dirs, tell=self._notice) if model_dirs else None
         self._sources = [*(["disk"] if library else []), *(["cache"] if store else [])]
         self._loader = Loader(library, store) if self._sources else None
@@ -80,6 +85,7 @@ class Session:
         self._lanes: list[Lane] = []
         self._taken: dict[int, int] = {}  # device: the connection that has it
         self._open = 0
+        self._beating: threading.Thread | None = None
 
     def _notice(self, text: str) -> None:
         """Tell the person who runs the worker what other sessions may have told already."""
@@ -99,16 +105,30 @@ class Session:
             self._open += 1
             if not self._lanes:
                 self._lanes = self._make_lanes(adopt.major)
+            if self._beating is None:
+                self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
+                self._beating.start()
         transport = SocketTransport(socket.socket(fileno=fd), adopt.peer)
+        if self._idle:
+            transport.bound_unacknowledged(self._idle)
+            # one of the base protocol owes no sign of life
+            if not adopt.major:
+                transport.bound_silence(self._idle)
         threading.Thread(
             target=self._serve, args=(adopt, transport), name=f"reader {adopt.peer}", daemon=True
         ).start()
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_SECONDS)
+            self._peers.beat()
 
     def _adopt_peer(self, adopt: control.Adopt, transport: SocketTransport) -> None:
         """A way into one of this session's devices; whoever takes from it reads it."""
         try:
             if not adopt.device < len(self._devices):
                 raise RemoteError(Status.REFUSED, f"this worker has no device {adopt.device}")
+            transport.bound_silence(WAY_SECONDS)
             self._peers.add_in(adopt.route, transport)
             transport.send([ext_frame(Ext.PEER, adopt.seq, 0)])
         except (RemoteError, TransportError) as exc:
@@ -152,13 +172,24 @@ class Session:
             transport.close()
             if channel is not None:
                 channel.replies.close()
-            self._left(adopt, in_order, channel is not None and channel.only_asked)
+            only_asked = channel is not None and channel.only_asked
+            self._left(adopt, only_asked, "" if in_order else self._breach(adopt, channel))
+
+    def _breach(self, adopt: control.Adopt, channel: Channel | None) -> str:
+        """What a connection's end that was not in order means for the session, in words."""
+        broke = channel.broke if channel is not None else None
+        if isinstance(broke, TransportTimeout):
+            log(f"closing the session of {adopt.peer}: {broke}")
+        why = str(broke or "something meaningless came")
+        return f"the session has ended, since a connection to its head broke: {why}"
 
     def _channel(self, adopt: control.Adopt, transport: SocketTransport) -> Channel:
         """Raises RemoteError when the head asks for a device that it cannot have."""
         if adopt.major:
             return BaseChannel(transport, self._lanes, self._buffers, adopt.major, self._weights)
         with self._lock:
+            if adopt.device == NO_DEVICE:
+                raise RemoteError(Status.BUSY, "the session goes on")
             if not adopt.device < len(self._lanes):
                 raise RemoteError(Status.REFUSED, f"this worker has no device {adopt.device}")
             if adopt.device in self._taken:
@@ -176,6 +207,7 @@ class Session:
                 peer_key=adopt.peer_key,
                 peer_addresses=adopt.addresses,
                 sources=self._sources,
+                idle_ms=int(self._idle * 1000),
             )
         )
         channel.replies.now((ext_frame(Ext.SESSION, adopt.seq, len(body)), body))
@@ -189,8 +221,8 @@ class Session:
         except CaravanError:
             return
 
-    def _left(self, adopt: control.Adopt, in_order: bool, only_asked: bool) -> None:
-        """A connection is over; with a broken one, or the last one, the session is.
+    def _left(self, adopt: control.Adopt, only_asked: bool, breach: str) -> None:
+        """A connection is over; with a broken one (`breach`), or the last one, the session is.
 
         The process is too, unless nothing happened that the next head could notice.
         """
@@ -200,16 +232,17 @@ class Session:
                 del self._taken[adopt.device]
             pending = any(lane.executor.pending for lane in self._lanes)
             as_new = only_asked and self._open == 0 and not pending
-            over = not as_new and (not in_order or self._open == 0)
+            over = not as_new and (bool(breach) or self._open == 0)
             if as_new:
                 self._drop_lanes()
             try:
+                if over and breach:
+                    control.send(self._control, control.Leaving(breach))
                 control.send(self._control, control.Closed(adopt.connection, as_new))
             except OSError:
-                over = True
-                in_order = False
+                over, breach = True, "the supervisor is gone"
         if over:
-            self._end(in_order)
+            self._end(in_order=not breach)
 
     def _end(self, in_order: bool) -> None:
         """End the process; a head that has left in order waits for nothing any more."""
@@ -269,7 +302,7 @@ def serve(talk: socket.socket, args: argparse.Namespace) -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     store = Store(args.cache, args.cache_size or None) if args.cache else None
-    session = Session(loaded, devices, talk, store, args.model_dir)
+    session = Session(loaded, devices, talk, store, args.model_dir, args.idle_timeout)
     while True:
         message, fd = control.receive(talk)
         if isinstance(message, control.Secrets):
@@ -294,7 +327,10 @@ def _give_way() -> None:
 
 def main() -> None:
     """Entry of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # they are the supervisor's affair, which lets the session go on for a while: also where the
+    # system tells all processes of a service
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     # A crash of the engine is told in one line by the supervisor; its core would be huge.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     parser = argparse.ArgumentParser()
@@ -305,6 +341,7 @@ def main() -> None:
     parser.add_argument("--cache-size", type=int, default=0)
     parser.add_argument("--model-dir", action="append", default=[])
     parser.add_argument("--max-memory", default="")
+    parser.add_argument("--idle-timeout", type=float, default=0.0)
     parser.add_argument("--tally", type=int, default=-1)
     parser.add_argument("--row", type=int, default=0)
     parser.add_argument("--beside-head", action="store_true")

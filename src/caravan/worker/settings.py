@@ -28,6 +28,9 @@ class Settings:
         token: what heads and other workers have to know; None for nothing.
         insecure: start without a token even where other machines can connect.
         allow_base: let clients of the base protocol come from other machines, too.
+        idle_timeout: seconds after which a head of the extension that says nothing is gone; 0: it
+            never is.
+        drain_seconds: that sessions may go on for after SIGTERM.
     """
 
     host: str = "127.0.0.1"
@@ -46,5 +49,7 @@ class Settings:
     token: Token | None = None
     insecure: bool = False
     allow_base: bool = False
+    idle_timeout: float = 120.0
+    drain_seconds: float = 30.0
     max_sessions: int = 16
     max_connections: int = 256

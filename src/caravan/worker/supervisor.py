@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from types import FrameType
-from typing import Any
 
 from caravan.errors import UsageError, WorkerStartError
 from caravan.transport.endpoint import Endpoint
-from caravan.wire.extension import PeerRequest, SessionRequest, Status
+from caravan.wire.extension import PeerRequest, SessionRequest, Status, public_id
 from caravan.wire.versions import V7, V8
 from caravan.worker import control, listener
 from caravan.worker.announce import announce, say, warn
@@ -32,6 +29,7 @@ from caravan.worker.pool import Pool
 from caravan.worker.process import SessionProcess, close_pipe
 from caravan.worker.ration import Ration
 from caravan.worker.settings import Settings
+from caravan.worker.shutdown import Shutdown
 from caravan.worker.tally import Tally
 
 _START_TIMEOUT = 120.0
@@ -53,12 +51,13 @@ class Supervisor:
         self._counter = 0
         self._open: set[int] = set()
         self._version = V8
-        self._stopping = False
+        self._shutdown = Shutdown(settings.drain_seconds)
         arguments = (
             *("--devices", settings.devices, "--threads", str(settings.threads)),
             *("--cache", settings.cache, "--cache-size", str(settings.cache_size)),
             *(f"--model-dir={directory}" for directory in settings.model_dirs),
             *("--max-memory", ",".join(map(str, settings.max_memory))),
+            *("--idle-timeout", str(settings.idle_timeout)),
             # who started it is most likely the head
             *(("--beside-head",) if settings.parent_fd >= 0 else ()),
         )
@@ -73,7 +72,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Serve until told to stop; raises WorkerStartError when it cannot start."""
-        previous, settings = self._catch_signals(), self._settings
+        settings = self._settings
+        self._shutdown.catch(self._wake_write)
         try:
             self._listeners, self._port = listener.listen(settings.host, settings.port)
             self._check_exposure()
@@ -86,20 +86,24 @@ class Supervisor:
                 self._version = V7 if (settings.protocol or ready.protocol) == 7 else V8
                 announce(settings, ready, self._version, self._port)
                 self._open_door()
-            while not self._stopping:
+            while not self._is_over():
                 self._step()
             return 0
         finally:
             self._shut_down()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
-    def _catch_signals(self) -> dict[int, Any]:
-        def stop(number: int, frame: FrameType | None) -> None:
-            self._stopping = True
-
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        return {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    def _is_over(self) -> bool:
+        """Begin to drain when told to end; True when nothing is left to wait for."""
+        shutdown, pool = self._shutdown, self._pool
+        if shutdown.begins():
+            pool.close()
+            count = pool.sessions
+            if not shutdown.is_over(count):
+                log(
+                    f"shutting down: {count} session{'s' if count != 1 else ''} may go on for"
+                    f" {self._settings.drain_seconds:g} s"
+                )
+        return shutdown.is_over(pool.sessions)
 
     def _check_exposure(self) -> None:
         """Raises UsageError when other machines can connect, and nothing keeps strangers out."""
@@ -132,7 +136,7 @@ class Supervisor:
     def _await_ready(self) -> control.Ready | None:
         """The first report of a session process; None when told to stop meanwhile."""
         deadline = time.monotonic() + _START_TIMEOUT
-        while not self._stopping:
+        while not self._shutdown.asked:
             spare = self._pool.spare
             if spare is None:
                 raise WorkerStartError("a session process ended while it started")
@@ -147,7 +151,7 @@ class Supervisor:
 
     def _shut_down(self) -> None:
         """Close the door, then end all session processes within the grace."""
-        signal.set_wakeup_fd(-1)
+        self._shutdown.release()
         listener.close(self._listeners)
         self._pool.end()
         if self._tally is not None:
@@ -165,8 +169,6 @@ class Supervisor:
     def _step(self) -> None:
         """Wait for something to happen, and deal with it."""
         for key, _events in self._selector.select(self._patience()):
-            if self._stopping:
-                return
             # an earlier event of this round may have closed this one's file
             if key.fd in self._selector.get_map():
                 key.data()
@@ -178,7 +180,7 @@ class Supervisor:
 
     def _patience(self) -> float:
         """Seconds until there is something to do of our own accord."""
-        bounds = (self._pool.patience(), self._ration.patience())
+        bounds = (self._pool.patience(), self._ration.patience(), self._shutdown.patience())
         return min(bound for bound in bounds if bound is not None)
 
     def _on_wake(self) -> None:
@@ -189,7 +191,7 @@ class Supervisor:
 
     def _on_parent(self) -> None:
         if not os.read(self._settings.parent_fd, 64):
-            self._stopping = True
+            self._shutdown.at_once()
 
     def _on_accept(self, listening: socket.socket, lobby: Lobby) -> None:
         try:
@@ -239,18 +241,31 @@ class Supervisor:
         if process is None and not why:
             self._waiting.append(arrival)
             return
-        if process is not None and process.give(
+        given = process is not None and process.give(
             self._adopt(arrival, greeting, process), arrival.sock
-        ):
+        )
+        if process is not None and process.gone:
+            # it has just ended, and the next round knows why
+            self._waiting.append(arrival)
+            return
+        if given:
             arrival.sock.close()
             return
-        why = why or "the session has ended"
-        request = greeting.request
-        if request is not None:
-            new = isinstance(request, SessionRequest) and not request.session
-            refuse(arrival.sock, greeting, Status.BUSY if new else Status.REFUSED, why)
+        why = why or "the session does not answer"
+        if greeting.request is not None:
+            refuse(arrival.sock, greeting, self._status(greeting), why)
         self._turn_away(arrival, why)
         self._gone(arrival.connection)
+
+    def _status(self, greeting: Greeting) -> Status:
+        """With which a client is refused."""
+        request = greeting.request
+        if not isinstance(request, SessionRequest):
+            return Status.REFUSED
+        if not request.session:
+            return Status.BUSY
+        known = self._pool.obituaries.find(public_id(request.session))
+        return Status.ENDED if known else Status.REFUSED
 
     def _process_for(self, greeting: Greeting) -> tuple[SessionProcess | None, str]:
         request = greeting.request
