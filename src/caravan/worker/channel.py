@@ -71,7 +71,8 @@ class Channel:
         try:
             return self._read()
         except TransportError as exc:
-            self.broke = exc
+            # without its frames, which hold this channel
+            self.broke = exc.with_traceback(None)
             return False
 
     def _read(self) -> bool:

@@ -93,7 +93,8 @@ class ExtChannel(Channel):
         try:
             return self._read_requests()
         except TransportError as exc:
-            self.broke = exc
+            # without its frames, which hold this channel
+            self.broke = exc.with_traceback(None)
             return None
 
     def _read_requests(self) -> Job | None:
