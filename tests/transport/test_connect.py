@@ -11,7 +11,7 @@ from caravan.errors import ConnectError, TransportTimeout
 from caravan.transport import tcp
 from caravan.transport.endpoint import Endpoint
 from caravan.transport.tcp import SocketTransport, connect
-from wired import Side
+from wired import KINDS, Side, receive, send_all
 
 SOON = 0.3
 GENEROUS = 20.0
@@ -132,3 +132,26 @@ def test_repr(listener):
     assert repr(transport) == f"<SocketTransport to {endpoint_of(listener)}>"
     transport.close()
     assert "closed" in repr(transport)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_silence_can_be_bounded(kind, tmp_path):
+    with KINDS[kind](tmp_path) as (one, two):
+        one.bound_silence(0.2)
+        one.bound_unacknowledged(30.0)
+        send_all(two, b"data")
+        # what is there is not too late, and nothing else is bounded
+        time.sleep(0.3)
+        assert receive(one, 4) == b"data"
+        with pytest.raises(TransportTimeout, match=r"nothing came for 0\.2 s"):
+            one.recv_into(memoryview(bytearray(4)))
+        assert one.send([b"x"]) == 1
+
+
+def test_the_system_breaks_connections_that_take_nothing(tmp_path):
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if option is None:
+        pytest.skip("this system has no such option")
+    with KINDS["tcp"](tmp_path) as (one, _):
+        one.bound_unacknowledged(1.5)
+        assert one._sock.getsockopt(socket.IPPROTO_TCP, option) == 1500

@@ -407,3 +407,14 @@ def test_a_byte_that_changes_in_the_handshake(at):
         near.close()
         with pytest.raises((ConnectError, ConnectionClosed, TransportTimeout)):
             side.join()
+
+
+def test_silence_can_be_bounded(ends):
+    one, two = ends
+    one.bound_silence(0.2)
+    one.bound_unacknowledged(30.0)
+    send_all(two, b"data")
+    assert receive(one, 4) == b"data"
+    with pytest.raises(TransportTimeout, match=r"nothing came for 0\.2 s"):
+        one.recv_into(memoryview(bytearray(4)))
+    assert one.send([b"x"]) == 1

@@ -136,7 +136,11 @@ class ExtClient(Wire):
         self.version, self.caps = self.hello(extension.caps())
         assert extension.agreed(self.caps) == 1
         request = SessionRequest(session, device, "test", "test")
-        self.answer = self.call_raw(Ext.SESSION, extension.encode_json(request))
+        try:
+            self.answer = self.call_raw(Ext.SESSION, extension.encode_json(request))
+        except Closed:
+            self.close()
+            raise
         self.session: SessionReply | None = None
         if self.answer.status == 0:
             self.session = extension.decode_session_reply(self.answer.body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -169,6 +170,56 @@ def test_what_one_worker_pushes_another_takes(kind, host, tmp_path):
             expected[ticket * 1000 : ticket * 1000 + size // 2] = part
         assert content(got) == bytes(expected)
         source._out[OUT].close()
+
+
+def test_signs_of_life_are_no_pushes(pipe):
+    near, far = pipe
+    source, target = Peers(), Peers()
+    source.add_out(OUT, near, SPANS)
+    target.add_in(IN, far)
+    got = buffer()
+    for _ in range(3):
+        source.beat()
+    source.push(OUT, 1, (b"data",))
+    source.beat()
+    source.push(OUT, 2, (b"more",))
+    target.take(IN, 1, 4, got, 0, SPANS)
+    target.take(IN, 2, 4, got, 4, SPANS)
+    assert content(got)[:8] == b"datamore"
+
+
+def test_signs_of_life_are_left_out_where_other_things_wait(pipe):
+    near, far = pipe
+    source, target = Peers(), Peers()
+    near.set_capacity(100)
+    source.add_out(OUT, near, SPANS)
+    source.push(OUT, 1, (bytes(1000),))
+    for _ in range(1000):
+        source.beat()
+    assert source._out[OUT]._size < 1000
+    near.set_capacity(1 << 20)
+    target.add_in(IN, far)
+    target.take(IN, 1, 1000, buffer(1000), 0, SPANS)
+    source._out[OUT].close()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_way_that_has_frozen_holds_up_nobody_for_ever(kind, tmp_path):
+    with KINDS[kind](tmp_path) as (near, far):
+        source, target = Peers(), Peers()
+        source.add_out(OUT, near, SPANS)
+        far.bound_silence(0.5)
+        target.add_in(IN, far)
+        # a source that computes for longer than that is there all the same
+        side = Side(lambda: target.take(IN, 1, 4, buffer(), 0, SPANS))
+        for _ in range(6):
+            time.sleep(0.1)
+            source.beat()
+        source.push(OUT, 1, (b"data",))
+        side.join()
+        with pytest.raises(RemoteError, match=r"nothing came for 0\.5 s") as caught:
+            target.take(IN, 2, 4, buffer(), 0, SPANS)
+        assert caught.value.code == Status.PEER_LOST
 
 
 def test_a_push_of_nothing(ways, pipe):

@@ -74,6 +74,14 @@ class TlsTransport:
         """Bound all `recv_into` from now on together (None: wait for ever)."""
         self._socket.set_timeout(seconds)
 
+    def bound_silence(self, seconds: float) -> None:
+        """See `SocketTransport`."""
+        self._socket.bound_silence(seconds)
+
+    def bound_unacknowledged(self, seconds: float) -> None:
+        """See `SocketTransport`."""
+        self._socket.bound_unacknowledged(seconds)
+
     # the handshake
 
     def handshake(self, timeout: float) -> None:
