@@ -279,7 +279,8 @@ def test_a_head_that_does_not_go_together_is_explained(early) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_it_ends_with_0_and_leaves_nothing(signum) -> None:
     process = subprocess.Popen(
-        [*COMMAND, "-p", "0", "-d", "CPU:1", "--no-cache"], stdout=subprocess.PIPE
+        [*COMMAND, "-p", "0", "-d", "CPU:1", "--no-cache", "--drain-seconds", "0"],
+        stdout=subprocess.PIPE,
     )
     lines = []
     while not lines or not lines[-1].startswith(b"worker ready on "):
