@@ -69,6 +69,7 @@ class FakeDevice:
         self.max_size = 1 << 24
         self.alignment = 32
         self.pads = False
+        self.guarded = False
         self.gate = threading.Event()
         self.gate.set()
         self.computing = threading.Event()

@@ -61,6 +61,7 @@ class Device(Protocol):
         alignment: of tensors in a buffer, bytes.
         max_size: of one buffer, bytes.
         pads: whether a tensor may need more bytes than its own.
+        guarded: whether it computes in this process, so that graphs need guards.
     """
 
     index: int
@@ -68,6 +69,7 @@ class Device(Protocol):
     alignment: int
     max_size: int
     pads: bool
+    guarded: bool
 
     def info(self) -> DeviceInfo: ...
 

@@ -1,7 +1,7 @@
 """`Graph`: a checked table as ggml's own structures, ready to compute any number of times.
 
-All tensors are one array of ggml_tensor, so that a pointer is a row number away. The Graph owns
-every byte that the engine sees of it, except for the buffers.
+All tensors are one array of ggml_tensor, so that a pointer is a row number away; those of guards
+come last. The Graph owns every byte that the engine sees of it, except for the buffers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from caravan.engine import layouts
 from caravan.errors import RemoteError
 from caravan.wire.extension import Status
 from caravan.worker.buffers import Memory
+from caravan.worker.guards import Guard, Scratch, needed
 from caravan.worker.table import Rows, Table
 from caravan.worker.validate import VIEW_OPS, Placement, check, check_record, refuse
 
+_NOTHING = layouts.OP_NAMES.index("NONE")
 _STRIDE = layouts.GGML_TENSOR.itemsize
 _SAME = ("type", "ne", "nb", "op", "op_params", "flags", "view_offs", "name")
 
 
 class Computes(Protocol):
     """What a graph needs of a device."""
+
+    guarded: bool
 
     def supports(self, tensor: int) -> bool: ...
 
@@ -45,15 +49,20 @@ class Graph:
     def __init__(self, table: Table, memory: Memory, device: Computes) -> None:
         """Raises RemoteError when the table is not sound or the device cannot compute it."""
         placement = check(table, memory)
-        tensors = build_tensors(table, placement)
+        guards = needed(table, placement.empty) if device.guarded else []
+        tensors = build_tensors(table, placement, sum(guard.extra for guard in guards))
         _check_support(table, tensors, device)
         self.n_nodes = table.n_nodes
         self.n_tensors = len(table.rows)
         self.handles = placement.handles
         self.version = memory.version
         self.nanoseconds = device.estimate(table)
-        graph, pointed_to = _build_graph(table, tensors)
-        self._keep = [graph, *pointed_to]
+        nodes, uses = np.arange(table.n_nodes), table.rows["use_count"][: table.n_nodes]
+        scratch: list[Any] = []
+        if guards:
+            nodes, uses, scratch = _build_guards(table, tensors, guards, nodes, uses)
+        graph, pointed_to = _build_graph(tensors, nodes, uses)
+        self._keep = [graph, *pointed_to, *scratch]
         self.address = int(graph.ctypes.data)
 
 
@@ -62,10 +71,11 @@ def tensor_alone(table: Table, memory: Memory) -> npt.NDArray[Any]:
     return build_tensors(table, check_record(table, memory))
 
 
-def build_tensors(table: Table, placement: Placement) -> npt.NDArray[Any]:
-    """The array of ggml_tensor."""
+def build_tensors(table: Table, placement: Placement, extra: int = 0) -> npt.NDArray[Any]:
+    """The array of ggml_tensor, with `extra` empty ones at the end."""
     rows, n_nodes = table.rows, table.n_nodes
-    tensors = _aligned(len(rows))
+    everything = _aligned(len(rows) + extra)
+    tensors = everything[: len(rows)]
     for field in _SAME:
         tensors[field] = rows[field]
     # The engine prints names as C strings.
@@ -76,7 +86,9 @@ def build_tensors(table: Table, placement: Placement) -> npt.NDArray[Any]:
     # Only nodes are computed; what the other rows came from is of no use here.
     tensors["src"][:n_nodes] = _pointers(rows["src"][:n_nodes], base)
     tensors["view_src"] = _pointers(rows["view_src"], base)
-    return tensors
+    # Of empty nodes nothing was checked, and the engine would plan for them before it skips them.
+    tensors["op"][:n_nodes][placement.empty[:n_nodes]] = _NOTHING
+    return everything
 
 
 def _aligned(count: int) -> npt.NDArray[Any]:
@@ -100,16 +112,34 @@ def _check_support(table: Table, tensors: npt.NDArray[Any], device: Computes) ->
             raise refuse(table.rows, row, "this device does not support it")
 
 
-def _build_graph(table: Table, tensors: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], list[Any]]:
-    """The ggml_cgraph, and everything it points to."""
-    n_nodes, base = table.n_nodes, tensors.ctypes.data
-    nodes = np.arange(n_nodes, dtype=np.uint64) * np.uint64(_STRIDE) + np.uint64(base)
+def _build_guards(
+    table: Table, tensors: npt.NDArray[Any], guards: list[Guard], nodes: Rows, uses: Rows
+) -> tuple[Rows, Rows, list[Any]]:
+    """The nodes and their counts of uses with the guards among them, and the guards' memory."""
+    scratch = Scratch(table, guards)
+    base, first, added = tensors.ctypes.data, len(table.rows), []
+    for guard in guards:
+        result = scratch.fill(guard, tensors, first)
+        for node, k in guard.users:
+            tensors["src"][node, k] = base + result * _STRIDE
+        added.append(first)
+        first += guard.extra
+    places = [guard.users[0][0] for guard in guards]
+    return np.insert(nodes, places, added), np.insert(uses, places, 1), scratch.arrays
+
+
+def _build_graph(
+    tensors: npt.NDArray[Any], order: Rows, use_counts: Rows
+) -> tuple[npt.NDArray[Any], list[Any]]:
+    """The ggml_cgraph of the tensors in this order, and everything it points to."""
+    n_nodes, base = len(order), tensors.ctypes.data
+    nodes = order.astype(np.uint64) * np.uint64(_STRIDE) + np.uint64(base)
     size = hash_size(len(tensors))
     slots = ((nodes >> np.uint64(4)) % np.uint64(size)).astype(np.int64)
     keys = np.zeros(size, np.uint64)
     keys[slots] = nodes
     uses = np.zeros(size, np.int32)
-    uses[slots] = table.rows["use_count"][:n_nodes]
+    uses[slots] = use_counts
     taken = np.zeros(-(-size // 32) * 32, np.bool_)
     taken[slots] = True
     used = np.packbits(taken, bitorder="little")

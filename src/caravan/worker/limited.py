@@ -53,6 +53,7 @@ class LimitedDevice:
         self.alignment = device.alignment
         self.max_size = device.max_size
         self.pads = device.pads
+        self.guarded = device.guarded
 
     def __repr__(self) -> str:
         return f"<LimitedDevice of {self._limit} bytes: {self._device!r}>"

@@ -174,6 +174,7 @@ class NativeDevice:
         self.alignment: int = ggml.buft_get_alignment(self._buft)
         self.max_size: int = min(ggml.buft_get_max_size(self._buft), MAX_BUFFER_SIZE)
         self.pads = self.type != CPU
+        self.guarded = self.type == CPU
         self._host: bool = ggml.buft_is_host(self._buft)
 
     def info(self) -> DeviceInfo:

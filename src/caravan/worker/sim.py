@@ -109,6 +109,7 @@ class SimDevice:
         self.alignment = kind.alignment
         self.max_size = min(speed.memory, MAX_BUFFER_SIZE)
         self.pads = False
+        self.guarded = False
         self.used = 0
 
     def __repr__(self) -> str:
