@@ -58,7 +58,7 @@ class T:
         if TYPE_BLOCK[self.kind] > 1:
             steps[0] = self.sizes[0] // int(TYPE_BLOCK[self.kind]) * self.strides[0]
             return sum(steps)
-        return int(TYPE_BYTES[self.kind]) + sum(steps)
+        return int(TYPE_BYTES[self.kind]) + sum(steps) if all(self.sizes) else 0
 
 
 Params = dict[int, float]
@@ -686,6 +686,18 @@ GOODS: dict[str, Good] = {
         T((8, 2), I64),
         (T((4, 2), I64), T((4, 2), I64)),
         bad=(("not adjacent", {0: T((4, 2), I64, (16, 64, 128, 128))}),),
+    ),
+    "CONCAT with nothing": Good(
+        "CONCAT", T((8, 3)), (T((8, 0)), T((8, 3))), {0: 1}, bad=(("wrong", {"d": T((8, 4))}),)
+    ),
+    "SET_ROWS with nothing": Good(
+        "SET_ROWS",
+        T((32, 9), F16),
+        (T((32, 0)), T((0,), I64)),
+        bad=(("do not match", {1: T((1,), I64)}), ("source differ", {0: T((31, 0))})),
+    ),
+    "PAD from nothing": Good(
+        "PAD", T((8, 4)), (T((8, 0)),), {3: 4}, bad=(("more than once", {"p": {8: 1}}),)
     ),
     "PAD": Good(
         "PAD",

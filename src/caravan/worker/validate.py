@@ -40,6 +40,9 @@ _VIEW_NAMES = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")
 
 # Without a rule are the ops with function pointers from the wire, and those of training.
 _REFUSED = np.array([number not in RULES for number in range(len(OP_NAMES))])
+_EMPTY = np.array(
+    [entry is not None and entry.empty for entry in map(RULES.get, range(len(OP_NAMES)))]
+)
 VIEW_OPS = np.isin(OP_NAMES, _VIEW_NAMES)
 
 # the room that a tensor has which is in no buffer here, and so is never read
@@ -206,7 +209,7 @@ def _place(rows: Rows, facts: Facts, empty: Bools, memory: Memory) -> Placement:
 
 
 def _check_presence(table: Table, placement: Placement) -> None:
-    """Nodes, and what they read, are in this device's memory; nothing empty is divided by.
+    """Nodes, and what they read, are in this device's memory; what they read is not empty.
 
     A view computes nothing: the engine leaves it in the split before, whose device may not have it.
     """
@@ -219,7 +222,8 @@ def _check_presence(table: Table, placement: Placement) -> None:
     reads = computes & ~placement.empty[:n_nodes]
     used = (src >= 0) & reads[:, None]
     _refuse_any(rows, (used & absent[src]).any(axis=1), "a source is in no buffer of this device")
-    empty = used & placement.empty[src]
+    # In general they would be divided by.
+    empty = used & placement.empty[src] & ~_EMPTY[rows["op"][:n_nodes], None]
     _refuse_any(rows, empty.any(axis=1), "a source has no elements")
 
 

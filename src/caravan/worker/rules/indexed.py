@@ -31,7 +31,7 @@ def get_rows(nodes: Nodes) -> None:
     )
 
 
-@rule("SET_ROWS", sources=2)
+@rule("SET_ROWS", sources=2, empty=True)
 def set_rows(nodes: Nodes) -> None:
     d, s0, s1 = nodes.d, nodes.s(0), nodes.s(1)
     nodes.require(s1.is_type(I32, I64_TYPE), "row numbers are neither i32 nor i64")

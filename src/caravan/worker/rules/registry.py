@@ -261,22 +261,27 @@ Rule = Callable[[Nodes], None]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A registered rule: how many sources must be there, and the shape rule for nodes with
-    elements."""
+    """A registered rule, for nodes with elements.
+
+    Attributes:
+        sources: so many of the first ones must be there.
+        empty: whether sources may have no elements.
+    """
 
     sources: int
     check: Rule
+    empty: bool
 
 
 RULES: dict[int, Entry] = {}
 
 
-def rule(*names: str, sources: int) -> Callable[[Rule], Rule]:
-    """Register a rule for the ops `names`, which need their first `sources` sources."""
+def rule(*names: str, sources: int, empty: bool = False) -> Callable[[Rule], Rule]:
+    """Register a rule for the ops `names`; see `Entry`."""
 
     def register(check: Rule) -> Rule:
         for name in names:
-            RULES[OP_NAMES.index(name)] = Entry(sources, check)
+            RULES[OP_NAMES.index(name)] = Entry(sources, check, empty)
         return check
 
     return register

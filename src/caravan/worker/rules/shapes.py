@@ -22,7 +22,7 @@ def repeat(nodes: Nodes) -> None:
     nodes.require(d.packed & s0.packed, "elements of a row are not adjacent")
 
 
-@rule("CONCAT", sources=2)
+@rule("CONCAT", sources=2, empty=True)
 def concat(nodes: Nodes) -> None:
     d, s0, s1 = nodes.d, nodes.s(0), nodes.s(1)
     axis = nodes.params(0)
@@ -38,7 +38,7 @@ def concat(nodes: Nodes) -> None:
     nodes.require(single | rows, "elements of a row are not adjacent")
 
 
-@rule("PAD", sources=1)
+@rule("PAD", sources=1, empty=True)
 def pad(nodes: Nodes) -> None:
     d, s0 = nodes.d, nodes.s(0)
     _single(nodes)
@@ -47,7 +47,8 @@ def pad(nodes: Nodes) -> None:
     nodes.require((d.ne == s0.ne + left + right).all(axis=1), "the result has the wrong shape")
     nodes.require(d.contiguous, "the result is not contiguous")
     around = nodes.params(8) != 0
-    nodes.require(~around | (left <= s0.ne).all(axis=1), "it would go around more than once")
+    once = (left <= s0.ne) & (s0.ne > 0)
+    nodes.require(~around | once.all(axis=1), "it would go around more than once")
 
 
 @rule("PAD_REFLECT_1D", sources=1)
