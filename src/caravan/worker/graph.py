@@ -51,7 +51,7 @@ class Graph:
         placement = check(table, memory)
         guards = needed(table, placement.empty) if device.guarded else []
         tensors = build_tensors(table, placement, sum(guard.extra for guard in guards))
-        _check_support(table, tensors, device)
+        check_support(table, tensors, device)
         self.n_nodes = table.n_nodes
         self.n_tensors = len(table.rows)
         self.handles = placement.handles
@@ -104,7 +104,7 @@ def _pointers(index: Rows, base: int) -> npt.NDArray[np.uint64]:
     return np.asarray(pointers)
 
 
-def _check_support(table: Table, tensors: npt.NDArray[Any], device: Computes) -> None:
+def check_support(table: Table, tensors: npt.NDArray[Any], device: Computes) -> None:
     """An op that the device cannot compute would end the process; here it is an answer."""
     base = tensors.ctypes.data
     for row in np.flatnonzero(~VIEW_OPS[table.rows["op"][: table.n_nodes]]).tolist():
