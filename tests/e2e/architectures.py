@@ -169,7 +169,9 @@ def _write(path: Path, arch: str, values: Values, tensors: Shapes) -> None:
     writer.add_string("tokenizer.ggml.model", "no_vocab")
     for name, value in {**values, "vocab_size": VOCAB}.items():
         key = name if name.startswith("xielu") else f"{arch}.{name}"
-        if isinstance(value, int):
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
             writer.add_uint32(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)

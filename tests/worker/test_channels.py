@@ -192,6 +192,21 @@ def test_a_graph_is_built_ahead_and_again_when_buffers_changed(peer, device) -> 
     assert len(device.computed) == 3 and len(peer.lane.graphs) == 3
 
 
+def test_a_graph_that_is_computed_again_is_not_checked_again(peer, device, monkeypatch) -> None:
+    base = peer.alloc(1 << 16)
+    device.gate.set()
+    rows, _ = linear_rows(base)
+    peer.ext(Ext.GRAPH_COMPUTE, 7, 2, 5, tail=rows.tobytes())
+    peer.ext(Ext.FENCE)
+    assert peer.answer()[:2] == (Ext.FENCE, Status.OK)
+    monkeypatch.setattr("caravan.worker.graph.check", None)
+    for _ in range(3):
+        peer.ext(Ext.GRAPH_RECOMPUTE, 7)
+    peer.ext(Ext.FENCE)
+    assert peer.answer()[:2] == (Ext.FENCE, Status.OK)
+    assert len(device.computed) == 4
+
+
 def test_memory_that_the_host_cannot_see_is_written_through_the_engine() -> None:
     device = FakeDevice(host=False)
     with serving(ExtChannel, [device]) as (peer, _):
