@@ -648,6 +648,7 @@ GOODS: dict[str, Good] = {
             ("does not repeat", {1: T((32, 3, 3))}),
             ("differ in length", {1: T((64, 1, 3))}),
             ("without arithmetic", {1: T((32, 1, 3), Q8_0)}),
+            ("do not go together", {1: T((32, 1, 3), F16)}),
             ("source 2 is missing", {2: None}),
         ),
     ),

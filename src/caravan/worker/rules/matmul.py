@@ -62,8 +62,11 @@ def _types(nodes: Nodes) -> None:
     """Rows of the second source are turned into what goes with the first; only from f32, and in
     whole: a type that is already right is read where it lies."""
     nodes.require(nodes.d.is_type(F32), "the result is not f32")
-    nodes.require(nodes.s(0).multiplies, "a type without arithmetic")
-    nodes.require(nodes.s(1).is_type(F32, F16, BF16), "a type without arithmetic")
+    s0, s1 = nodes.s(0), nodes.s(1)
+    nodes.require(s0.multiplies, "a type without arithmetic")
+    nodes.require(s1.is_type(F32, F16, BF16), "a type without arithmetic")
+    wider = s0.is_type(F32) & np.array(nodes.op == "MUL_MAT")
+    nodes.require(s1.is_type(F32) | (s1.type == s0.type) | wider, "the types do not go together")
 
 
 def _scratch(nodes: Nodes, size: I64 | np.ndarray) -> None:
