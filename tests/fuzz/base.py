@@ -1,4 +1,4 @@
-"""A session of llama.cpp's protocol as the fuzzer leads it: replayed, then changed until it ends."""
+"""A session of llama.cpp's protocol as the fuzzer leads it: replayed, then changed to its end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Recorded sessions: what heads really send, as messages that a fuzzer can change and send again.
 
-`record` makes them, `tests/data/sessions.xz` keeps some. The payloads of weights are shortened; what
-is secret or differs from run to run (keys, addresses) is put in anew when a session is replayed.
+`record` makes them, `tests/data/sessions.xz` keeps some. Weights are shortened; what is
+secret or differs from run to run (keys, addresses) is put in anew when a session is replayed.
 """
 
 from __future__ import annotations

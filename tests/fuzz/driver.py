@@ -28,9 +28,18 @@ from fuzz.pipes import Broken, Pipe, pump
 from fuzz.target import Finding, Target
 
 _BATCH = 48
-_PATIENCE = 0.4
+_PATIENCE = 1.0
 _BOUND = 60.0
 _KEPT_OUT = (Ext.BYE, Ext.SESSION, Ext.PEER, Ext.DATA)
+# Without its buffers a session has little left to try.
+_RARE = (*_KEPT_OUT, Ext.FREE, Ext.TAKE)
+
+
+# What the kernels say of an index out of range, which is data: nobody sees it before it is read.
+INDICES = (
+    "GGML_ASSERT(i01 >= 0 && i01 < ne01)",  # GET_ROWS
+    "GGML_ASSERT(i1 >= 0 && i1 < ne1)",  # SET_ROWS
+)
 
 
 @dataclass
@@ -65,6 +74,7 @@ class Tally:
     repeats: Counter[str] = field(default_factory=Counter)
 
     def lines(self, target: Target) -> list[str]:
+        known = sum(n for text, n in self.repeats.items() if any(i in text for i in INDICES))
         deaths = ", ".join(f"{n} {name}" for name, n in target.deaths.items()) or "none"
         statuses = ", ".join(f"{n} {name}" for name, n in self.statuses.most_common())
         grown = target.size() - target.first_size
@@ -73,7 +83,8 @@ class Tally:
             f" and {self.seconds:.0f} s",
             f"  replies: {statuses}; connections closed in the base protocol: {self.refused}",
             f"  sessions left waiting for a copy or a long graph: {self.waiting}",
-            f"  session processes that died by a signal: {deaths}",
+            f"  session processes that died by a signal: {deaths};"
+            f" {known} by an index that was data",
             f"  memory of the supervisor: {target.size() >> 10} KiB ({grown >> 10:+d} KiB)",
         ]
 
@@ -98,12 +109,13 @@ class Fuzzer:
         self.target = target
         self.rng = random.Random(seed)
         self.tally = Tally()
+        self.told: list[str] = []
         self._base = base
         self._length = length
         corpus = corpus if corpus is not None else load()
         self._ext = [session for session in corpus if session.protocol == 0]
         self._old = [session for session in corpus if session.protocol == 8]
-        self._every = [m for s in self._ext for m in s.messages if m.number not in _KEPT_OUT]
+        self._every = [m for s in self._ext for m in s.messages if m.number not in _RARE]
 
     def piece(self, messages: int) -> None:
         """Send so many, then look at the worker; raises Finding."""
@@ -133,6 +145,7 @@ class Fuzzer:
         mutator = Mutator(self.rng, 0)
         try:
             going = attack.replay()
+            attack.cleared = self.rng.random() < 0.97
             while going and attack.count < min(self._length, most):
                 going = attack.send(self._batch(recorded, mutator))
             if going and self.rng.random() < 0.2:
@@ -153,19 +166,22 @@ class Fuzzer:
     def _batch(self, recorded: Recorded, mutator: Mutator) -> list[tuple[Message, bool]]:
         """Messages as they follow each other in a recorded session, and what was changed."""
         rng = self.rng
+        graphs = [m for m in recorded.messages if m.number == Ext.GRAPH_COMPUTE]
         start = rng.randrange(len(recorded.messages))
         chosen = recorded.messages[start : start + _BATCH]
         batch: list[tuple[Message, bool]] = []
         for message in chosen:
             dice = rng.random()
-            if message.number == Ext.FREE and dice < 0.9:
+            if message.number == Ext.FREE and dice < 0.997:
                 continue
-            if message.number in (Ext.PUSH, Ext.TAKE) and dice < 0.95:
-                batch.append((message, False))
+            # it would wait for what nobody pushes, and the session with it
+            if message.number == Ext.TAKE and dice < 0.997:
                 continue
             if dice < 0.02:
                 continue
-            if dice < 0.1:
+            if dice > 0.75:
+                message = rng.choice(graphs)
+            elif dice < 0.1:
                 other = rng.choice(self._every)
                 message = Message(message.connection, other.number, other.payload)
             if dice < 0.04:
@@ -198,6 +214,8 @@ class Fuzzer:
         reason = reason.rpartition("/")[2] or next(line for line in lines if "died by" in line)
         known = reason.partition("died by")[2] or reason
         self.tally.repeats[known] += 1
+        if any(text in known for text in INDICES):
+            return
         if self.tally.repeats[known] <= 3 and not base:
             self.tally.crashes.append(self._looked_into(recorded, sent, known))
         elif base:
@@ -209,7 +227,7 @@ class Fuzzer:
         if index is None:
             return Crash(recorded.name, 0, b"", f"{reason}; not again", True)
         message = sent[index]
-        alone = [*([] if index < 0 else [message])]
+        alone = [message]
         if not self._dies(recorded, alone):
             return Crash(
                 recorded.name, message.number, message.payload, f"{reason}; not alone", True
@@ -221,7 +239,7 @@ class Fuzzer:
         return crash
 
     def _culprit(self, recorded: Recorded, sent: list[Message]) -> int | None:
-        """Which of the messages it was, by sending them again and waiting after each of the last."""
+        """Which of the messages it was, by sending them again and waiting after each."""
         attack = Attack(self.target.endpoint, recorded, bare=True)
         try:
             last = max(0, len(sent) - 2 * _BATCH * len(attack.pipes))
@@ -286,6 +304,8 @@ class Attack:
         sent: everything, in order.
         closed: the worker has ended a connection.
         waiting: it was given up because a device waits, or computes, for long.
+        cleared: put zeros into all buffers before each graph, so that few of them find an index
+            out of range, which ends a session and shows nothing new.
     """
 
     def __init__(self, endpoint: str, recorded: Recorded, bare: bool = False) -> None:
@@ -295,6 +315,10 @@ class Attack:
         self.count = 0
         self.mutated = 0
         self.waiting = False
+        self.cleared = False
+        buffers = sum(m.number == Ext.ALLOC for m in recorded.messages)
+        pack = EXT[Ext.CLEAR].request.pack
+        self._clears = [pack(handle, 0) for handle in range(1, 1 + buffers)]
         key = ""
         for device in recorded.devices:
             self.pipes.append(Pipe(endpoint, device, key))
@@ -308,20 +332,35 @@ class Attack:
 
     def replay(self) -> bool:
         """The recorded session as it was, but for what frees memory or ends it."""
-        kept = (m for m in self._recorded.messages if m.number not in (*_KEPT_OUT, Ext.FREE))
-        return self.send([(self._own(message), False) for message in kept])
+        kept = [m for m in self._recorded.messages if m.number not in (*_KEPT_OUT, Ext.FREE)]
+        for message in kept:
+            if message.number == Ext.PEER_OPEN:
+                self._open_way(message)
+        # whoever asks first gets the first handle
+        batches: list[list[tuple[Message, bool]]] = [[]]
+        for message in kept:
+            if message.number == Ext.ALLOC:
+                batches += [(message, False)], []
+            elif message.number != Ext.PEER_OPEN:
+                batches[-1].append((message, False))
+        return all(self.send(batch) for batch in batches)
 
-    def _own(self, message: Message) -> Message:
-        """Ways lead to the session itself: there is no other worker."""
-        if message.number != Ext.PEER_OPEN:
-            return message
+    def _open_way(self, message: Message) -> None:
+        """To the session itself: there is no other worker."""
         asked = {**json.loads(message.payload), **self._way}
-        return Message(message.connection, message.number, json.dumps(asked).encode())
+        pipe = self.pipes[message.connection]
+        self.send([(Message(0, message.number, json.dumps(asked).encode()), False)])
+        deadline = time.monotonic() + _BOUND
+        while pipe.open and not pipe.ways and time.monotonic() < deadline:
+            pipe.fence()
+            pump([pipe], _PATIENCE)
 
     def send(self, batch: list[tuple[Message, bool]]) -> bool:
         """Send them and wait until all has been done; False when the session is over."""
         for message, changed in batch:
             pipe = self.pipes[message.connection % len(self.pipes)]
+            if self.cleared and message.number in (Ext.GRAPH_COMPUTE, Ext.GRAPH_RECOMPUTE):
+                self.clear()
             pipe.post(message.number, message.payload, len(self.sent))
             self.sent.append(message)
             self.mutated += changed
@@ -349,9 +388,10 @@ class Attack:
 
     def clear(self) -> None:
         """Zeros into all buffers."""
-        for handle in range(1, 1 + sum(m.number == Ext.ALLOC for m in self._recorded.messages)):
-            for pipe in self.pipes:
-                pipe.post(Ext.CLEAR, EXT[Ext.CLEAR].request.pack(handle, 0))
+        for number, pipe in enumerate(self.pipes):
+            for payload in self._clears:
+                pipe.post(Ext.CLEAR, payload)
+                self.sent.append(Message(number, Ext.CLEAR, payload))
 
     def lie(self, rng: random.Random) -> None:
         """A frame whose length is wrong, and what follows it."""
@@ -383,13 +423,14 @@ def _death(target: Target, patient: bool = True) -> list[str] | None:
         time.sleep(0.01)
 
 
-def run(folder: Path, messages: int, seed: int, piece: int = 20_000) -> tuple[Fuzzer, list[str]]:
-    """`messages` in pieces; what is to be told, line by line. Raises Finding."""
+def run(
+    folder: Path, messages: int, seed: int, piece: int = 20_000, seconds: float = float("inf")
+) -> Fuzzer:
+    """`messages` in pieces, or as many pieces as begin in `seconds`. Raises Finding."""
+    begin = time.monotonic()
     with Target(folder) as target:
         fuzzer = Fuzzer(target, seed)
-        done = 0
-        while done < messages:
+        while (done := fuzzer.tally.messages) < messages and time.monotonic() - begin < seconds:
             fuzzer.piece(min(piece, messages - done))
-            done = fuzzer.tally.messages
-            print("\n".join(fuzzer.tally.lines(target)), flush=True)
-        return fuzzer, fuzzer.tally.lines(target)
+        fuzzer.told = fuzzer.tally.lines(target)
+        return fuzzer

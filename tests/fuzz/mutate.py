@@ -189,18 +189,13 @@ class Mutator:
             case "shape":
                 self.shape(rows, r, other)
             case "type":
-                rows["type"][r] = (
-                    rng.choice(_TYPES) if rng.random() < 0.8 else rng.choice(WORDS[:30])
-                )
+                rows["type"][r] = rng.choice((*_TYPES, *WORDS[:16]))
                 if rng.random() < 0.5:
                     self.shape(rows, r, r)
             case "op":
                 rows["op"][r] = rng.randrange(len(OP_NAMES) + 2)
             case "param":
-                value = struct.pack("<f", rng.choice(_FLOATS))
-                rows["op_params"][r, rng.randrange(16)] = int.from_bytes(
-                    value, "little", signed=True
-                )
+                rows["op_params"].view("<f4")[r, rng.randrange(16)] = rng.choice(_FLOATS)
             case "sources":
                 rows["src"][r] = rows["src"][other]
             case "params":

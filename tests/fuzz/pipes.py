@@ -1,4 +1,4 @@
-"""Raw connections of a fuzzed session: sends while it reads, and understands every reply's frame."""
+"""Raw connections of a fuzzed session: sends while it reads, and parses all replies."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Pipe:
     Attributes:
         statuses: of all replies so far.
         open: nobody has closed it yet.
+        reached, pings, ways: answers so far to fences, to PING and to PEER_OPEN.
     """
 
     def __init__(self, endpoint: str, device: int = 0, key: str = "") -> None:
@@ -39,6 +40,7 @@ class Pipe:
         self._fence = 0
         self.reached = 0
         self.pings = 0
+        self.ways = 0
         self.session = self._introduce(device, key)
         self.sock.setblocking(False)
 
@@ -122,12 +124,12 @@ class Pipe:
             self.statuses[status] += 1
             if number == Ext.FENCE and seq == _LAST_SEQ - self.reached - 1:
                 self.reached += 1
-            if number == Ext.PING:
-                self.pings += 1
+            self.pings += number == Ext.PING
+            self.ways += number == Ext.PEER_OPEN
 
 
 def pump(pipes: Sequence[Pipe], patience: float) -> bool:
-    """Move bytes until every fence is reached or its pipe closed; False if nothing came for long."""
+    """Move bytes until every fence is reached or its pipe closed; False if nothing comes."""
     last = time.monotonic()
     while waiting := [p for p in pipes if p.behind or p.writing]:
         readers = [p.sock for p in pipes if p.open]

@@ -154,6 +154,7 @@ def record(folder: Path) -> Iterator[Recorded]:
         ("base7", ["CPU:1"], ("--no-extension", "--protocol", "7"), ["llama"]),
     ]
     for name, devices, options, wanted in plans:
+        protocol = int(name[-1]) if "base" in name else 0
         for model in wanted:
             with proxied(devices, *options) as proxies:
                 more = {"wire_dtype": "f16"} if name == "ext1+1" and model == "experts" else {}
@@ -161,9 +162,7 @@ def record(folder: Path) -> Iterator[Recorded]:
                 if "--cache" in options and model == "llama":
                     use([proxy.endpoint for proxy in proxies], every[model])
                 for proxy in proxies:
-                    yield from proxy.sessions(
-                        f"{name}/{model}", int(name[-1]) if "base" in name else 0
-                    )
+                    yield from proxy.sessions(f"{name}/{model}", protocol)
 
 
 def main() -> None:
