@@ -22,15 +22,7 @@ WORDS = (
     *((1 << 63) - 1, 1 << 63, (1 << 64) - 8, (1 << 64) - 1),
 )
 # Where a worker may be told to connect to: nothing here leaves this machine.
-ADDRESSES = (
-    "127.0.0.1:1",
-    "127.0.0.1:99999",
-    "unix:/nowhere",
-    "nonsense",
-    "",
-    "[::1]:1",
-    "a" * 300,
-)
+ADDRESSES = ("127.0.0.1:1", "127.0.0.1:99999", "unix:/nowhere", "", "[::1]:1", "/" * 300)
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-30, 1e30, float("inf"), float("-inf"), float("nan"))
 _TYPES = [n for n, block in enumerate(TYPE_BLOCK) if block]
 _WIDTH = {"B": 1, "H": 2, "I": 4, "Q": 8}
@@ -64,6 +56,8 @@ class Mutator:
     def payload(self, number: int, payload: bytes) -> bytes:
         """The same message with something in it changed."""
         rng, command = self.rng, self.table.get(number)
+        if number == Ext.PEER_OPEN and not self.protocol:
+            return self.json(payload)
         if command is None or not command.fits(len(payload)):
             return self.bytes_(payload)
         dice = rng.random()
@@ -111,8 +105,6 @@ class Mutator:
                 return self.entries(tail, SET_ENTRY.size, int.from_bytes(head, "little"))
             if number == Ext.LOAD:
                 return self.entries(tail, LOAD_ENTRY.size, int.from_bytes(head, "little"))
-            if number == Ext.PEER_OPEN:
-                return self.json(tail)
         elif number == Base.GRAPH_COMPUTE:
             return self.base_graph(head, tail)
         return self.bytes_(tail)
@@ -133,7 +125,7 @@ class Mutator:
         try:
             value: dict[str, Any] = json.loads(tail)
             key = rng.choice(sorted(value))
-        except (ValueError, IndexError, TypeError):
+        except (ValueError, IndexError, TypeError, RecursionError):
             return tail
         match rng.randrange(6):
             case 0:
@@ -156,7 +148,7 @@ class Mutator:
         """The node ids, the count, or the records."""
         n_nodes = int.from_bytes(head[-4:], "little")
         start = 8 * n_nodes + 4
-        if start > len(tail):
+        if not n_nodes or start > len(tail):
             return self.bytes_(tail)
         dice = self.rng.random()
         if dice < 0.1:

@@ -1,6 +1,6 @@
 """The long form of the fuzz in `tests/fuzz`: mutated messages to a live worker, in pieces.
 
-    python benchmarks/fuzz.py --messages 1000000
+    python benchmarks/fuzzing.py --messages 1000000
 
 `--seconds` bounds a part of it, which another `--seed` continues. What it finds goes into the
 directory of `--findings`, a file a message; the exit code is 1 then.
@@ -33,8 +33,8 @@ def main() -> int:
             print(f"seed {args.seed}: {exc}")
             return 1
     print(f"seed {args.seed}:", "\n".join(fuzzer.told))
-    found = [crash for crash in fuzzer.tally.crashes if not crash.data]
-    for crash in fuzzer.tally.crashes:
+    found = [crash for crash in fuzzer.inquest.crashes if not crash.data]
+    for crash in fuzzer.inquest.crashes:
         kind = "by data" if crash.data else "FOUND"
         print(f"  {kind}: {crash.session}, command {crash.number} {crash.op}: {crash.reason}")
     for number, crash in enumerate(found):
