@@ -137,19 +137,30 @@ class WorkerLost(CaravanError):
         command: the command that met the failure, or what the head was waiting for.
         cause: the first error, also set as `__cause__` by the raiser; `SessionEnded` once the
             worker has said why its session process ended.
+        outcome: what came of going on without it, where that was tried.
     """
 
-    def __init__(self, endpoint: str, device: str, command: str, cause: BaseException) -> None:
+    def __init__(
+        self, endpoint: str, device: str, command: str, cause: BaseException, *, outcome: str = ""
+    ) -> None:
         super().__init__(endpoint, device, command, cause)
         self.endpoint = endpoint
         self.device = device
         self.command = command
         self.cause = cause
+        self.outcome = outcome
         # set while somebody asks the worker what happened
         self._asked: threading.Event | None = None
 
     def __str__(self) -> str:
-        return f"lost {self.device} at {self.endpoint} during {self.command}: {self.cause}"
+        text = f"lost {self.device} at {self.endpoint} during {self.command}: {self.cause}"
+        return f"{text}; {self.outcome}" if self.outcome else text
+
+    def but(self, outcome: str) -> WorkerLost:
+        """This loss, and what came of trying to go on."""
+        told = WorkerLost(self.endpoint, self.device, self.command, self.cause, outcome=outcome)
+        told.__cause__ = self.cause
+        return told
 
     def ask(self) -> None:
         """Somebody is about to ask the worker what happened: `explain` follows in any case."""

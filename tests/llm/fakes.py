@@ -28,5 +28,8 @@ class FakeDevice:
         if self.alive < 0:
             raise WorkerLost("host:1", self.name, "GRAPH_COMPUTE", OSError("gone"))
 
+    def hold(self) -> FakeDevice:
+        return self
+
     def watched_sizes(self, watcher: Callable[[bytes, int], None]) -> AbstractContextManager[None]:
         return nullcontext()

@@ -190,9 +190,12 @@ def test_params_refuse_what_means_nothing(values):
 
 @pytest.fixture
 def device(model, monkeypatch):
-    """A device that the model claims to be on."""
+    """A device that the model claims to be on, and so do its contexts."""
     device = FakeDevice()
     monkeypatch.setattr(model, "devices", (device,))
+    monkeypatch.setattr(model, "holds", (device,))
+    for raw in model.contexts:
+        raw._holds = (device,)
     return device
 
 
@@ -209,8 +212,7 @@ def test_allocation_that_a_device_refuses(model, device, monkeypatch):
         def init_from_model(self, handle, params):
             device.allocation_error = AllocationError("RPC0 has no room for 9 GiB")
 
-    monkeypatch.setattr(Context, "_llama", Llama(), raising=False)
-    monkeypatch.setattr("caravan.llm.context.engine.load", _loaded_with(Llama()))
+    monkeypatch.setattr("caravan.llm.raw.engine.load", _loaded_with(Llama()))
     with pytest.raises(ContextError, match="tokens: RPC0 has no room for 9 GiB") as caught:
         Context(model, ContextParams(n_ctx=64))
     assert isinstance(caught.value.__cause__, AllocationError)
@@ -249,19 +251,19 @@ def test_loss_in_the_middle_of_a_prompt_ends_it(context, device, tokens):
 
 
 def test_ctrl_c_in_the_middle_of_a_prompt(model, context, tokens):
-    decode, calls = context._decode, []
+    decode, calls = context._read, []
 
-    def press(part, logits):
-        decode(part, logits)
+    def press(raw, part, logits):
+        decode(raw, part, logits)
         calls.append(len(part))
         signal.raise_signal(signal.SIGINT)
 
-    context._decode = press
+    context._read = press
     with pytest.raises(KeyboardInterrupt):
         context.decode(tokens[:96])
     assert calls == [16]
     assert context.n_past == 16
-    del context._decode
+    del context._read
     context.decode(tokens[16:24])
 
 

@@ -107,7 +107,7 @@ def test_prompt_that_does_not_fit_is_refused_at_once(context):
 
 def test_lost_worker_comes_out_of_the_iterator(context, monkeypatch):
     device = FakeDevice()
-    monkeypatch.setattr(context.model, "devices", (device,))
+    monkeypatch.setattr(context._raw, "_holds", (device,))
     pieces = generate(context, PROMPT, sampling=GREEDY)
     next(pieces)
     device.alive = 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from caravan import interrupt
 from caravan.backend import callbacks
 from caravan.backend.activation import is_activation
-from caravan.backend.buffer import buffers, copy_within, set_tensor, start_read
+from caravan.backend.buffer import buffers, copy_within, handle_of, set_tensor, start_read
 from caravan.backend.graph import Graph
 from caravan.backend.tensor import BUFFER_AT, DATA_AT, RemoteTensor
 from caravan.engine import casts, layouts
@@ -33,7 +33,8 @@ class RemoteBackend:
     """One ggml_backend on a remote device.
 
     Attributes:
-        device: whose stream it uses.
+        device: what it computes on.
+        link: over which, from its making on.
         reads: reads into the host's memory that may not have landed; they land in order.
     """
 
@@ -43,6 +44,7 @@ class RemoteBackend:
         "_told",
         "_zeros",
         "device",
+        "link",
         "pointer",
         "reads",
         "struct",
@@ -50,6 +52,7 @@ class RemoteBackend:
 
     def __init__(self, device: RemoteDevice, struct: Any) -> None:
         self.device = device
+        self.link = device.link
         self.struct = struct
         self.pointer = ctypes.addressof(struct)
         self.reads: list[Ticket] = []
@@ -60,6 +63,10 @@ class RemoteBackend:
         self._iface = struct.iface
         self._synchronize = struct.iface.synchronize
         struct.iface.synchronize = None
+
+    def handle_of(self, buffer: int) -> int:
+        """The handle of the buffer with this struct; 0 for what is not on the device."""
+        return handle_of(buffer, self.link)
 
     def expect(self, ticket: Ticket) -> None:
         """A read is on its way."""
@@ -109,6 +116,7 @@ events: dict[int, RemoteEvent] = {}
 
 def free(pointer: int) -> None:
     callbacks.owners.pop(pointer, None)
+    callbacks.links.pop(pointer, None)
     backend = backends.pop(pointer, None)
     if backend is not None:
         backend.free()
@@ -127,21 +135,21 @@ def get_tensor_async(pointer: int, tensor: int, data: int, offset: int, size: in
 
 def cpy_tensor_async(backend_src: int, backend_dst: int, src: int, dst: int) -> bool:
     """True once the copy is queued; False where it is not one run of bytes on both sides."""
-    device = backends[backend_dst].device
+    device, link = backends[backend_dst].device, backends[backend_dst].link
     target = buffers.get(_u64(dst + BUFFER_AT).value)
-    if target is None or target.device is not device:
+    if target is None or target.link is not link:
         return False
     src_buffer = _u64(_storage(src) + BUFFER_AT).value
     source = buffers.get(src_buffer)
-    if source is not None and source.device is device:
-        return copy_within(device, source, src, target, dst)
+    if source is not None and source.link is link:
+        return copy_within(source, src, target, dst)
     ggml = device.plugin.ggml
     if not (ggml.is_contiguous(src) and ggml.is_contiguous(dst)):
         return False
     size = ggml.nbytes(src)
     dtype = device.wire_type if is_activation(src, src_buffer, size) else WireType.F32
     if source is not None:
-        source.device.route_to(device).copy(
+        source.device.route(source.link, link).copy(
             RemoteTensor(src, source.handle), RemoteTensor(dst, target.handle), size, dtype
         )
         return True
@@ -149,7 +157,6 @@ def cpy_tensor_async(backend_src: int, backend_dst: int, src: int, dst: int) -> 
         return False
     # nothing keeps the host from overwriting its memory after this call: take the bytes now
     start, there = _u64(src + DATA_AT).value, RemoteTensor(dst, target.handle)
-    link = device.link
     if dtype and isinstance(link, ExtLink):
         link.set_cast(there, size, bytes(casts.narrow(ggml, start, size, dtype.word)), dtype)
     else:
@@ -164,16 +171,17 @@ def synchronize(pointer: int) -> None:
 
 
 def graph_compute(pointer: int, cgraph: int) -> int:
-    device = backends[pointer].device
+    backend = backends[pointer]
+    link = backend.link
     if interrupt.pending():
         return layouts.STATUS_ABORTED
-    graph = Graph(cgraph, device.handles, device.link.info.pads)
+    graph = Graph(cgraph, backend.handle_of, link.info.pads)
     if graph.n_nodes:
-        device.link.graph_compute(graph)
-    if not device.link.stream.ended:
+        link.graph_compute(graph)
+    if not link.stream.ended:
         return layouts.STATUS_SUCCESS
-    if device.published:
-        device.tell()
+    if backend.device.published:
+        backend.device.tell()
     return layouts.STATUS_FAILED
 
 
@@ -182,13 +190,13 @@ def event_record(pointer: int, event_pointer: int) -> None:
     event = events[event_pointer]
     event.backend = backend
     event.reads = list(backend.reads)
-    event.reply = backend.device.link.stream.last_ticket()
+    event.reply = backend.link.stream.last_ticket()
 
 
 def event_wait(pointer: int, event_pointer: int) -> None:
-    stream = backends[pointer].device.link.stream
+    stream = backends[pointer].link.stream
     event = events[event_pointer]
-    source = event.backend.device.link.stream if event.backend is not None else stream
+    source = event.backend.link.stream if event.backend is not None else stream
     # one stream is in order by itself
     if source is not stream and event.reply is not None:
         source.flush()

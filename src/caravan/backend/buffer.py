@@ -16,7 +16,7 @@ from caravan.backend import callbacks, weights
 from caravan.backend.tensor import BUFFER_AT, NAME_AT, RemoteTensor
 from caravan.engine import layouts
 from caravan.errors import CaravanError, DeviceError
-from caravan.stream.link import RemoteAllocation, TensorRef
+from caravan.stream.link import DeviceLink, RemoteAllocation, TensorRef
 from caravan.stream.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -37,14 +37,19 @@ class RemoteBuffer:
     Attributes:
         pointer: the engine's ggml_backend_buffer.
         device: where it lies.
+        link: over which it was allocated; its device may have got another one since, to which it
+            means nothing.
         handle, base, size: as the worker has it.
     """
 
-    __slots__ = ("base", "device", "handle", "pointer", "size")
+    __slots__ = ("base", "device", "handle", "link", "pointer", "size")
 
-    def __init__(self, pointer: int, device: RemoteDevice, allocation: RemoteAllocation) -> None:
+    def __init__(
+        self, pointer: int, device: RemoteDevice, link: DeviceLink, allocation: RemoteAllocation
+    ) -> None:
         self.pointer = pointer
         self.device = device
+        self.link = link
         self.handle = allocation.handle
         self.base = allocation.base
         self.size = allocation.size
@@ -59,6 +64,12 @@ class RemoteBuffer:
 buffers: dict[int, RemoteBuffer] = {}
 
 
+def handle_of(pointer: int, link: DeviceLink) -> int:
+    """The handle of the buffer with this struct; 0 if it is not one of this link's."""
+    buffer = buffers.get(pointer)
+    return buffer.handle if buffer is not None and buffer.link is link else 0
+
+
 def memory(address: int, size: int) -> memoryview:
     """The engine's memory as writable bytes; valid only as long as the engine says."""
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
@@ -71,8 +82,9 @@ def alloc_buffer(buft: int, size: int) -> int | None:
     device = callbacks.owners[buft]
     device.allocation_error = None
     device.memory_changed()
+    link = device.link
     try:
-        allocation = device.link.alloc(size)
+        allocation = link.alloc(size)
     except DeviceError as exc:
         # the worker's words, which name its device as the worker does
         told = f"{device.name} at {device.endpoint}: {exc}"
@@ -80,10 +92,9 @@ def alloc_buffer(buft: int, size: int) -> int | None:
         device.allocation_error.__cause__ = exc
         return None
     pointer = device.plugin.new_buffer(buft, allocation)
-    buffer = RemoteBuffer(pointer, device, allocation)
-    buffers[pointer] = buffer
-    device.handles[pointer] = allocation.handle
+    buffers[pointer] = RemoteBuffer(pointer, device, link, allocation)
     callbacks.owners[pointer] = device
+    callbacks.links[pointer] = link
     return pointer
 
 
@@ -122,8 +133,8 @@ def is_host(buft: int) -> bool:
 def free_buffer(pointer: int) -> None:
     buffer = buffers.pop(pointer)
     callbacks.owners.pop(pointer, None)
-    buffer.device.handles.pop(pointer, None)
-    buffer.device.link.free(buffer.handle)
+    callbacks.links.pop(pointer, None)
+    buffer.link.free(buffer.handle)
     buffer.device.memory_changed()
 
 
@@ -134,19 +145,19 @@ def get_base(pointer: int) -> int:
 def init_tensor(pointer: int, tensor: int) -> int:
     buffer = buffers[pointer]
     if buffer.device.sizes.needs_init(tensor):
-        buffer.device.link.init_tensor(RemoteTensor(tensor, buffer.handle))
+        buffer.link.init_tensor(RemoteTensor(tensor, buffer.handle))
     return layouts.STATUS_SUCCESS
 
 
 def memset_tensor(pointer: int, tensor: int, value: int, offset: int, size: int) -> None:
     buffer = buffers[pointer]
-    buffer.device.link.memset_tensor(RemoteTensor(tensor, buffer.handle), offset, size, value)
+    buffer.link.memset_tensor(RemoteTensor(tensor, buffer.handle), offset, size, value)
 
 
 def set_tensor(pointer: int, tensor: int, data: int, offset: int, size: int) -> None:
     buffer = buffers[pointer]
     target = RemoteTensor(tensor, buffer.handle)
-    link, usage = buffer.device.link, buffer.usage
+    link, usage = buffer.link, buffer.usage
     if usage == layouts.USAGE_WEIGHTS:
         sink = weights.current(buffer.device)
         if sink is not None and sink.take(buffer.device, target, offset, size):
@@ -187,7 +198,7 @@ def set_tensor_2d(
         rows = [
             _string_at(data + i * data_stride, size) for i in range(start, min(count, start + some))
         ]
-        buffer.device.link.set_tensor_2d(target, offset + start * stride, size, stride, rows)
+        buffer.link.set_tensor_2d(target, offset + start * stride, size, stride, rows)
 
 
 def get_tensor_2d(
@@ -204,7 +215,7 @@ def get_tensor_2d(
     rows = bytearray(size * count)
     try:
         buffer = buffers[pointer]
-        tickets = buffer.device.link.get_tensor_2d(
+        tickets = buffer.link.get_tensor_2d(
             RemoteTensor(tensor, buffer.handle), offset, size, stride, memoryview(rows)
         )
         tickets[-1].settle(interrupt.pending)
@@ -218,7 +229,7 @@ def start_read(pointer: int, tensor: int, data: int, offset: int, size: int) -> 
     """A read from a buffer into the engine's memory, which gets zeros if it cannot be asked for."""
     try:
         buffer = buffers[pointer]
-        return buffer.device.link.get_tensor(
+        return buffer.link.get_tensor(
             RemoteTensor(tensor, buffer.handle), offset, size, memory(data, size)
         )
     except BaseException:
@@ -229,26 +240,24 @@ def start_read(pointer: int, tensor: int, data: int, offset: int, size: int) -> 
 def cpy_tensor(pointer: int, src: int, dst: int) -> bool:
     buffer = buffers[pointer]
     source = buffers.get(_u64(src + BUFFER_AT).value)
-    if source is None or source.device is not buffer.device:
+    if source is None or source.link is not buffer.link:
         return False
-    return copy_within(buffer.device, source, src, buffer, dst)
+    return copy_within(source, src, buffer, dst)
 
 
 def clear(pointer: int, value: int) -> None:
     buffer = buffers[pointer]
-    buffer.device.link.clear(buffer.handle, value)
+    buffer.link.clear(buffer.handle, value)
 
 
-def copy_within(
-    device: RemoteDevice, source: RemoteBuffer, src: int, target: RemoteBuffer, dst: int
-) -> bool:
+def copy_within(source: RemoteBuffer, src: int, target: RemoteBuffer, dst: int) -> bool:
     """A copy on one device; False where the bytes are not one run on both sides."""
-    ggml = device.plugin.ggml
+    ggml = target.device.plugin.ggml
     if not (ggml.is_contiguous(src) and ggml.is_contiguous(dst)):
         return False
     size = ggml.nbytes(src)
     if size:
-        device.link.copy_tensor(
+        target.link.copy_tensor(
             RemoteTensor(src, source.handle), RemoteTensor(dst, target.handle), size
         )
     return True
@@ -303,11 +312,11 @@ class TensorSizes:
         return max(known, size)
 
     def _ask(self, tensor: int) -> int:
-        handles = self._device.handles
+        link = self._device.link
         sources: list[TensorRef] = []
         for i in range(self._SOURCES):
             src = _u64(tensor + layouts.TENSOR_AT["src"] + 8 * i).value
             if not src:
                 break
-            sources.append(RemoteTensor(src, handles.get(_u64(src + BUFFER_AT).value, 0)))
-        return self._device.link.alloc_size(RemoteTensor(tensor, 0), sources)
+            sources.append(RemoteTensor(src, handle_of(_u64(src + BUFFER_AT).value, link)))
+        return link.alloc_size(RemoteTensor(tensor, 0), sources)

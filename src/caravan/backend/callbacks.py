@@ -19,6 +19,7 @@ from caravan.trace import head
 
 if TYPE_CHECKING:
     from caravan.backend.device import RemoteDevice
+    from caravan.stream.link import DeviceLink
 
 _KEEP: list[Any] = []
 # Callbacks that only look something up: a timeline would have thousands of them, of a microsecond
@@ -49,6 +50,8 @@ _SIZES = {
 # Devices by the address of each struct that a callback may be given first: their own, and those of
 # their buffer types, buffers, backends and events. Filled and emptied by the owners of the structs.
 owners: dict[int, RemoteDevice] = {}
+# The links of buffers and backends. A device that was lost and came back has another one.
+links: dict[int, DeviceLink] = {}
 
 
 class Counter:
@@ -122,4 +125,5 @@ def _report(name: str, first: int | None, exc: BaseException) -> None:
         return
     if not isinstance(exc, CaravanError):
         exc = CaravanError(f"internal error in {name}: {exc!r}")
-    device.link.stream.fail(exc, name)
+    link = links.get(first or 0, device.link)
+    link.stream.fail(exc, name)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 
 import caravan
 from caravan.backend import plugin as plugins
 from caravan.backend import timeline
+from caravan.backend.connection import Connection
 from caravan.backend.device import RemoteDevice
+from caravan.backend.opening import Opening
 from caravan.engine import layouts
-from caravan.errors import ConnectError, UsageError
+from caravan.errors import UsageError
 from caravan.stream.receiver import DEFAULT_POLL, check_poll
 from caravan.stream.routes import Route
 from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_session
@@ -41,15 +43,15 @@ class Cluster:
 
     def __init__(
         self,
-        sessions: list[Session],
+        connections: list[Connection],
         devices: list[RemoteDevice],
         watchdog: Watchdog,
         closing: Callable[[], None],
         open_doors: Sequence[Endpoint] = (),
     ) -> None:
         self.devices = devices
-        self.endpoints = [str(session.endpoint) for session in sessions]
-        self._sessions = sessions
+        self.endpoints = [connection.endpoint for connection in connections]
+        self._connections = connections
         self._watchdog = watchdog
         self._wire_type = WireType.F32
         self._poll = DEFAULT_POLL
@@ -136,59 +138,12 @@ class Cluster:
             self._watch.close()
         # one bound for all: several workers that have frozen are no worse than one
         deadline = time.monotonic() + seconds
-        for session in self._sessions:
-            session.close(deadline)
+        for connection in self._connections:
+            connection.close(deadline)
         self._watchdog.close()
         for device in self.devices:
             device.plugin.forget(device)
         self._closing()
-
-
-class _Opening:
-    """One session that is being opened, on a thread that nobody has to wait for."""
-
-    def __init__(self, open_one: Callable[[Endpoint], Session], endpoint: Endpoint) -> None:
-        self._open_one = open_one
-        self._endpoint = endpoint
-        self._lock = threading.Lock()
-        self._given_up = False
-        self._session: Session | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="caravan-connect", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            session = self._open_one(self._endpoint)
-        except BaseException as exc:
-            self._error = exc
-            return
-        with self._lock:
-            self._session = session
-            late = self._given_up
-        if late:
-            session.close()
-
-    def wait(self, deadline: float) -> None:
-        """Until it has opened or failed; raises ConnectError when that takes too long."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive():
-            raise ConnectError(f"cannot connect to {self._endpoint}: it takes too long")
-
-    def result(self) -> Session:
-        """The session; raises why there is none."""
-        if self._error is not None:
-            raise self._error
-        assert self._session is not None
-        return self._session
-
-    def give_up(self) -> None:
-        """Close the session, now or, without waiting here, as soon as it has opened."""
-        with self._lock:
-            self._given_up = True
-            session = self._session
-        if session is not None:
-            session.close()
 
 
 def connect(
@@ -203,6 +158,7 @@ def connect(
     names: Mapping[str, str] | None = None,
     taken: Collection[str] = (),
     closing: Callable[[], None] = lambda: None,
+    restart: Callable[[str], None] = lambda endpoint: None,
 ) -> Cluster:
     """Connect to workers, all at once, and make their devices known to the engine.
 
@@ -219,6 +175,8 @@ def connect(
         names: by endpoint, what the device of a worker is called instead of RPCn.
         taken: names that no device may have.
         closing: called at the end of the cluster's `close`; more than once does no harm.
+        restart: called with the endpoint of a worker that was lost, before it is connected to once
+            more; starts the worker if that has ended and is ours to start.
 
     Raises:
         UsageError: an endpoint is none or comes twice, or there is none; an unknown type; a level
@@ -257,7 +215,8 @@ def connect(
 
     # the steps of a handshake know better what was missing: leave them the first word
     deadline = time.monotonic() + timeout + _GRACE_SECONDS
-    openings = [_Opening(open_one, endpoint) for endpoint in parsed]
+    openers = [partial(open_one, endpoint) for endpoint in parsed]
+    openings = [Opening(opener, where) for opener, where in zip(openers, parsed, strict=True)]
     try:
         for opening in openings:
             opening.wait(deadline)
@@ -267,10 +226,14 @@ def connect(
             opening.give_up()
         watchdog.close()
         raise
-    devices = _devices(plugin, sessions, names or {}, taken)
+    connections = [
+        Connection(session, opener, restart)
+        for session, opener in zip(sessions, openers, strict=True)
+    ]
+    devices = _adopt_devices(plugin, connections, names or {}, taken)
     open_routes(devices)
     unasked = open_doors(sessions) if secret is not None else []
-    cluster = Cluster(sessions, devices, watchdog, closing, unasked)
+    cluster = Cluster(connections, devices, watchdog, closing, unasked)
     cluster.wire_dtype = wire_dtype
     cluster.poll = poll
     return cluster
@@ -306,22 +269,23 @@ def routes_between(devices: Sequence[RemoteDevice]) -> dict[tuple[str, str], Rou
     return found
 
 
-def _devices(
+def _adopt_devices(
     plugin: plugins.Plugin,
-    sessions: list[Session],
+    connections: list[Connection],
     names: Mapping[str, str],
     taken: Collection[str],
 ) -> list[RemoteDevice]:
     """The engine's devices for the sessions' links, numbered through all that have no name."""
     devices: list[RemoteDevice] = []
     numbered = (name for n in itertools.count() if (name := f"RPC{n}") not in taken)
-    for session in sessions:
-        endpoint = str(session.endpoint)
-        for link in session.links:
-            name = names.get(endpoint) or next(numbered)
-            devices.append(RemoteDevice(plugin, link, name, endpoint, session.engine))
-        for link in session.links:
-            # devices that share a connection are lost together
-            shared = [device.name for device in devices if device.link.stream is link.stream]
-            link.stream.device = ",".join(shared)
+    for connection in connections:
+        endpoint, session = connection.endpoint, connection.session
+        own = [
+            RemoteDevice(
+                plugin, link, names.get(endpoint) or next(numbered), endpoint, session.engine
+            )
+            for link in session.links
+        ]
+        connection.adopt(own)
+        devices += own
     return devices

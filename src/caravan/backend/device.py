@@ -21,6 +21,7 @@ from caravan.backend.buffer import TensorSizes, buffers
 from caravan.backend.weights import Sink, current
 from caravan.engine import layouts
 from caravan.errors import CaravanError, DeviceError, RemoteError
+from caravan.stream.dispatcher import Stream
 from caravan.stream.link import DeviceLink
 from caravan.stream.routes import Route
 from caravan.stream.telemetry import DeviceStats, ask_stats
@@ -28,6 +29,7 @@ from caravan.wire.dtypes import WireType
 from caravan.wire.extension import SIMULATED
 
 if TYPE_CHECKING:
+    from caravan.backend.connection import Connection
     from caravan.backend.plugin import Plugin
 
 _MEMORY_SECONDS = 1.0
@@ -46,8 +48,8 @@ class RemoteDevice:
         endpoint: `HOST:PORT` of the worker.
         engine: version of the worker's ggml; empty for a llama.cpp server, which does not say.
         handle: address of the ggml_backend_device, for the engine.
-        link: the verbs.
-        handles: buffer handles by the address of the buffer's struct.
+        link: the verbs; another one after a loss, see `renew`.
+        connection: where the link comes from, and a new one may.
         allocation_error: why the last allocation was refused, if it was.
         wire_type: how activations travel to it, where they travel.
         simulated: whether it only costs time: what is written there is not kept.
@@ -75,10 +77,10 @@ class RemoteDevice:
         self.watchers: dict[int, Watcher] = {}
         self._loaders_lock = threading.Lock()
         self.sinks: dict[int, Sink] = {}
-        self.handles: dict[int, int] = {}
         self.allocation_error: DeviceError | None = None
         self.sizes = TensorSizes(self)
-        self._routes: dict[RemoteDevice, Route] = {}
+        self.connection: Connection | None = None
+        self._routes: dict[tuple[DeviceLink, DeviceLink], Route] = {}
         self._memory = (link.info.memory_free, link.info.memory_total)
         self._memory_at = time.monotonic()
         self.c_name = callbacks.keep(ctypes.create_string_buffer(name.encode()))
@@ -120,16 +122,31 @@ class RemoteDevice:
 
     def route_to(self, other: RemoteDevice) -> Route:
         """The way of copies from here to another device."""
-        route = self._routes.get(other)
+        return self.route(self.link, other.link)
+
+    def route(self, src: DeviceLink, dst: DeviceLink) -> Route:
+        """The way from a link of this device to one of another device."""
+        route = self._routes.get((src, dst))
         if route is None:
-            route = self._routes.setdefault(other, Route(self.link, other.link))
+            for links in list(self._routes):
+                if any(link.stream.ended for link in links):
+                    self._routes.pop(links, None)
+            route = self._routes.setdefault((src, dst), Route(src, dst))
         return route
+
+    def renew(self, link: DeviceLink) -> None:
+        """From here on, go by the link of a new session. What was put on the device over the old
+        one is lost."""
+        link.stream.poll = self.poll
+        self.link = link
+        self._memory = (link.info.memory_free, link.info.memory_total)
+        self._memory_at = time.monotonic()
 
     def allocated(self) -> dict[str, int]:
         """Bytes that live buffers take on the device, by use: weights, kv, compute."""
         sizes = {"weights": 0, "kv": 0, "compute": 0}
         for buffer in list(buffers.values()):
-            if buffer.device is self:
+            if buffer.device is self and buffer.link is self.link:
                 sizes[("kv", "weights", "compute")[buffer.usage]] += buffer.size
         return sizes
 
@@ -187,12 +204,12 @@ class RemoteDevice:
         What still waits for company in the stream leaves now. After a loss it waits, 1.5 s at most,
         for what the worker says of it.
         """
-        self.link.stream.flush()
-        failure = self.link.stream.failure
-        if failure is not None:
-            # the worker is being asked what happened
-            failure.settle()
-            raise failure
+        self.link.stream.check()
+
+    def hold(self) -> Stream:
+        """Whose `check` raises WorkerLost once what is put on the device from now on is lost, also
+        when the device has come back since."""
+        return self.link.stream
 
     def tell(self) -> interrupt.Throw | None:
         """Why a published device, which nobody looks after, does not answer: the Python code that
@@ -256,6 +273,7 @@ def init_backend(pointer: int, params: int | None) -> int | None:
     backend = RemoteBackend(device, struct)
     backends[backend.pointer] = backend
     callbacks.owners[backend.pointer] = device
+    callbacks.links[backend.pointer] = backend.link
     return backend.pointer
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ class Graph:
 
     Args:
         cgraph: address of the ggml_cgraph.
-        handles: from addresses of ggml_backend_buffer structs to this device's buffer handles.
+        handle_of: gives a buffer's handle by the address of its ggml_backend_buffer; 0 for what is
+            not where the graph goes.
         pads: whether a tensor may take more bytes on the device than its own.
 
     Attributes:
@@ -57,11 +59,11 @@ class Graph:
     Raises LocalProtocolError for a number of nodes that cannot be.
     """
 
-    __slots__ = ("_cgraph", "_handles", "_pads", "n_nodes", "uid")
+    __slots__ = ("_cgraph", "_handle_of", "_pads", "n_nodes", "uid")
 
-    def __init__(self, cgraph: int, handles: dict[int, int], pads: bool) -> None:
+    def __init__(self, cgraph: int, handle_of: Callable[[int], int], pads: bool) -> None:
         self._cgraph = cgraph
-        self._handles = handles
+        self._handle_of = handle_of
         self._pads = pads
         self.uid: int = _u64(cgraph + _UID_AT).value
         self.n_nodes: int = _i32(cgraph + _N_NODES_AT).value
@@ -131,7 +133,7 @@ class Graph:
     def _places(self, tensors: npt.NDArray[Any]) -> tuple[_U64, _U64]:
         """Buffer handle and data address of each tensor; 0 for what is not on this device."""
         unique, inverse = np.unique(tensors["buffer"], return_inverse=True)
-        known = np.array([self._handles.get(p, 0) for p in unique.tolist()], np.uint64)
+        known = np.array([self._handle_of(p) for p in unique.tolist()], np.uint64)
         handle = known[inverse]
         return handle, np.where(handle != 0, tensors["data"], np.uint64(0))
 

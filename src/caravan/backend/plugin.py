@@ -271,7 +271,8 @@ class Plugin:
         if device in self._devices:
             self._devices.remove(device)
         device.withdrawn = device.published
-        if not (device.handles or device.published):
+        held = any(buffer.device is device for buffer in list(buffer_slots.buffers.values()))
+        if not (held or device.published):
             # nothing that the engine still holds can lead here any more
             for pointer in (device.handle, device.buffer_type):
                 callbacks.owners.pop(pointer, None)

@@ -27,23 +27,25 @@ class WatchedWorker:
     """
 
     def __init__(self, devices: list[RemoteDevice]) -> None:
-        self._devices = devices
+        # those of this session: another one, after a loss, would have another clock
+        self._streams = [device.link.stream for device in devices]
+        self._extension = devices[0].link.extension
         self._records = [DeviceRecord(device.name) for device in devices]
         self._first: Reading | None = None
         self.record = WorkerRecord(devices[0].endpoint, self._records)
 
     def begin(self, recorder: HeadRecorder) -> None:
         """Note the traffic with it, read its clock, and let it record."""
-        for stream in dict.fromkeys(device.link.stream for device in self._devices):
+        for stream in dict.fromkeys(self._streams):
             _note_traffic(stream, recorder)
-        if not self._devices[0].link.extension:
+        if not self._extension:
             self._note("speaks llama.cpp's protocol, which has no timelines")
             return
         try:
-            self._first = ask_clock(self._devices[0].link.stream, _PATIENCE)
+            self._first = ask_clock(self._streams[0], _PATIENCE)
             self.record.alignment = Alignment(self._first)
-            for device in self._devices:
-                ask_timeline(device.link.stream, True, _PATIENCE)
+            for stream in self._streams:
+                ask_timeline(stream, True, _PATIENCE)
         except RemoteError:
             self._first = None
             self._note("is of a version without timelines")
@@ -54,9 +56,9 @@ class WatchedWorker:
         """Take over what it has recorded."""
         if self._first is None:
             return
-        for device, record in zip(self._devices, self._records, strict=True):
+        for stream, record in zip(self._streams, self._records, strict=True):
             try:
-                spans, dropped = ask_timeline(device.link.stream, on, _PATIENCE)
+                spans, dropped = ask_timeline(stream, on, _PATIENCE)
             except CaravanError:
                 # the run says what happened to the worker
                 self._first = None
@@ -75,7 +77,7 @@ class WatchedWorker:
         if self._first is None:
             return
         try:
-            last = ask_clock(self._devices[0].link.stream, _PATIENCE)
+            last = ask_clock(self._streams[0], _PATIENCE)
         except CaravanError:
             return
         self.record.alignment = Alignment(self._first, last)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from caravan.errors import UsageError
 from caravan.llm.context import Context
 from caravan.llm.devices import EngineDevice, cpu
-from caravan.llm.generation import GenerationStats, generate
+from caravan.llm.generation import GenerationStats, generate, noted
 from caravan.llm.loader import OnLoad
 from caravan.llm.model import Model
 from caravan.llm.needs import Needs
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.placement import CPU
+from caravan.llm.resume import Resume, policy
 from caravan.llm.sampling import SamplingParams
 from caravan.models.ledger import known_header
 from caravan.worker.names import is_local
@@ -63,15 +64,20 @@ def complete(
     on_load: OnLoad | None = None,
     on_needs: Callable[[Needs], None] | None = None,
     fit: bool = True,
+    resume: bool | Resume = False,
 ) -> Report:
     """Load `path` on `devices`, continue `prompt` and give each piece of text to `on_text`.
 
     A context size of 0 becomes what prompt and answer need, or the model's own when the answer
     has no bound. What the model will take of the devices is given to `on_needs` before it is
-    loaded, unless `fit` is off. Raises what Model, Context and generate raise, and UsageError for a
-    context that is smaller than the prompt.
+    loaded, unless `fit` is off. With `resume`, losses of workers are got over from the loading on;
+    the report's statistics have them.
+
+    Raises what Model, Context and generate raise, and UsageError for a context that is smaller than
+    the prompt.
     """
     stats = GenerationStats()
+    wanted = noted(policy(resume), stats)
     given = context_params or ContextParams()
     planned = _planned(path, prompt, given, max_tokens) if devices and fit else None
     with Model(
@@ -83,12 +89,18 @@ def complete(
         context=planned,
         fit=fit,
         on_needs=on_needs,
+        resume=wanted or False,
     ) as model:
         tokens = model.tokenize(prompt)
         params = _sized(planned or given, len(tokens), max_tokens, model, model.n_ctx_train)
         with Context(model, params) as context:
             for piece in generate(
-                context, tokens, max_tokens=max_tokens, sampling=sampling, stats=stats
+                context,
+                tokens,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                stats=stats,
+                resume=policy(resume) or False,
             ):
                 on_text(piece)
             return Report(stats, _reports(model), model.n_layer)

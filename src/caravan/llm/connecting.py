@@ -13,7 +13,7 @@ from caravan.backend import connect as connect_workers
 from caravan.llm.cores import physical_cores, share_of_cores
 from caravan.trust.token import Token
 from caravan.worker import names
-from caravan.worker.local import LocalDevices
+from caravan.worker.local import LocalDevices, restart
 
 
 def connect(
@@ -64,6 +64,7 @@ def connect(
             poll=poll,
             token=token,
             taken=taken,
+            restart=restart,
         )
     before = [names.PREFIX + names.spec(name) for name in taken if names.is_local(name)]
     with ExitStack() as stack:
@@ -81,6 +82,7 @@ def connect(
             names=dict(zip(workers.endpoints, _numbered(local, before), strict=True)),
             taken=taken,
             closing=workers.close,
+            restart=restart,
         )
         stack.pop_all()
         return cluster

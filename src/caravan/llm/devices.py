@@ -6,7 +6,7 @@ without importing it. Knows nothing of workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -18,6 +18,13 @@ from caravan.worker.names import numbered
 
 _MAX_BACKENDS = 16  # GGML_SCHED_MAX_BACKENDS
 _WORKERS = "RPC"  # the registry of the workers' devices, which are GPUs to the engine
+
+
+class Hold(Protocol):
+    """What was put on a device at some time."""
+
+    def check(self) -> None:
+        """Raises WorkerLost once it is lost, for good: also when the device has come back."""
 
 
 class EngineDevice(Protocol):
@@ -49,7 +56,10 @@ class EngineDevice(Protocol):
         """Free and total bytes; (0, 0) where the device does not say."""
 
     def check(self) -> None:
-        """Raises WorkerLost once the device is lost."""
+        """Raises WorkerLost once the device is lost, until it has come back."""
+
+    def hold(self) -> Hold:
+        """What is put on the device from now on."""
 
     def without_weights(self) -> AbstractContextManager[None]:
         """Inside, a file that has no data may be loaded onto it; for simulated ones only."""
@@ -75,6 +85,9 @@ class LocalDevice:
 
     def check(self) -> None:
         """Never lost: it shares this process's fate."""
+
+    def hold(self) -> Hold:
+        return self
 
     def without_weights(self) -> AbstractContextManager[None]:
         raise UsageError(f"{self.name} is no simulated device")
@@ -139,7 +152,7 @@ def check_room(count: int, beside: Callable[[int], bool]) -> None:
         raise UsageError(f"{count} devices are more than the {room} that the engine can use")
 
 
-def check_all(devices: tuple[EngineDevice, ...]) -> None:
+def check_all(holds: Iterable[Hold]) -> None:
     """Raises WorkerLost if one of them is lost."""
-    for device in devices:
-        device.check()
+    for hold in holds:
+        hold.check()

@@ -8,10 +8,11 @@ from __future__ import annotations
 import codecs
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from caravan.errors import DecodeError, UsageError
 from caravan.llm.context import Context
+from caravan.llm.resume import Resume, Resumed, policy
 from caravan.llm.sampling import Sampler, SamplingParams
 
 
@@ -25,6 +26,7 @@ class GenerationStats:
         n_steps, decode_seconds: decodings after the prompt's, and their time; the consumer's time
             is not in it.
         stopped: why it ended: `eog`, `length`, `context`, `stop`; empty while it runs.
+        resumes: losses of workers that were got over; their time is in neither of the others.
     """
 
     n_prompt: int = 0
@@ -33,6 +35,12 @@ class GenerationStats:
     prompt_seconds: float = 0.0
     decode_seconds: float = 0.0
     stopped: str = ""
+    resumes: list[Resumed] = field(default_factory=list)
+
+    @property
+    def lost_seconds(self) -> float:
+        """What the losses took in all."""
+        return sum(resumed.seconds for resumed in self.resumes)
 
     @property
     def prompt_rate(self) -> float:
@@ -53,6 +61,7 @@ def generate(
     sampling: SamplingParams | None = None,
     stop: Sequence[str] = (),
     stats: GenerationStats | None = None,
+    resume: bool | Resume | None = None,
 ) -> Iterator[str]:
     """Continue `prompt`, after what the context already holds, and yield the text as it comes.
 
@@ -61,6 +70,9 @@ def generate(
         max_tokens: at most so many; -1: until the model ends or the context is full.
         stop: texts that end the generation; they are not yielded.
         stats: filled meanwhile.
+        resume: whether to go on when a worker is lost: wait for it, or do without it, load the
+            model again, read all that the context has read in the same way, and continue; what was
+            yielded is not yielded again. None: as the context does.
 
     Raises UsageError or DecodeError at once for an impossible number and when the prompt is empty
     or does not fit; DecodeError and WorkerLost on the way. Whoever stops listening early should
@@ -82,7 +94,21 @@ def generate(
             f" {context.n_ctx}"
         )
     sampler = Sampler(sampling or SamplingParams(), model.n_vocab)
-    return _texts(context, sampler, tokens, max_tokens, _Text(stop), stats or GenerationStats())
+    wanted = context.resume if resume is None else policy(resume)
+    stats = stats or GenerationStats()
+    return _texts(context, sampler, tokens, max_tokens, _Text(stop), stats, noted(wanted, stats))
+
+
+def noted(resume: Resume | None, stats: GenerationStats) -> Resume | None:
+    """It, with every loss in `stats` too."""
+    if resume is None:
+        return None
+
+    def on_resume(resumed: Resumed) -> None:
+        stats.resumes.append(resumed)
+        resume.tell(resumed)
+
+    return replace(resume, on_resume=on_resume)
 
 
 def _texts(
@@ -92,8 +118,9 @@ def _texts(
     max_tokens: int,
     text: _Text,
     stats: GenerationStats,
+    resume: Resume | None,
 ) -> Iterator[str]:
-    with sampler:
+    with sampler, context.resuming(resume):
         for token in _tokens(context, sampler, prompt, max_tokens, stats):
             piece = text.feed(context.model.piece(token))
             if piece:
@@ -111,12 +138,13 @@ def _tokens(
 ) -> Iterator[int]:
     """The generated tokens, the end token left out; times every step."""
     stats.n_prompt = len(prompt)
+    lost = stats.lost_seconds
     started = time.perf_counter()
     context.decode(prompt)
     context.synchronize()
     sampler.accept(prompt)
     token = sampler.sample(context) if max_tokens else -1
-    stats.prompt_seconds = time.perf_counter() - started
+    stats.prompt_seconds = time.perf_counter() - started - (stats.lost_seconds - lost)
     while stats.n_gen != max_tokens:
         if context.model.is_eog(token):
             stats.stopped = "eog"
@@ -128,10 +156,11 @@ def _tokens(
         if context.room < 1:
             stats.stopped = "context"
             return
+        lost = stats.lost_seconds
         started = time.perf_counter()
         context.decode_one(token)
         token = sampler.sample(context)
-        stats.decode_seconds += time.perf_counter() - started
+        stats.decode_seconds += time.perf_counter() - started - (stats.lost_seconds - lost)
         stats.n_steps += 1
     stats.stopped = "length"
 

@@ -50,6 +50,7 @@ class Loader:
         self.error: BaseException | None = None
         self.stopped = False
         self._devices = devices
+        self._holds = [device.hold() for device in devices]
         self._progress = progress
         self._on_load = on_load
         self._loading: Loading | None = None
@@ -141,7 +142,7 @@ class Loader:
                 self._on_load(loading.state())
         if self._progress is not None and not self._progress(fraction or 0.0):
             self.stopped = True
-        check_all(self._devices)
+        check_all(self._holds)
         return not (self.stopped or interrupt.pending())
 
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from caravan import engine, interrupt
-from caravan.errors import ModelError, UsageError
-from caravan.llm import orphans
+from caravan.errors import ModelError, UsageError, WorkerLost
+from caravan.llm import orphans, recovery
 from caravan.llm.advice import plan
-from caravan.llm.devices import EngineDevice, check_all, check_count
+from caravan.llm.devices import EngineDevice, Hold, check_all, check_count
 from caravan.llm.fake import check_simulated, load_fake
 from caravan.llm.loader import Loader, OnLoad, Progress
 from caravan.llm.needs import Needs
@@ -26,12 +29,14 @@ from caravan.llm.params import ContextParams, ModelParams, c_model_params
 from caravan.llm.placement import place_layers
 from caravan.llm.planning import first_split
 from caravan.llm.refusal import Refusals, reason
+from caravan.llm.resume import Losses, Resume, Resumed, policy
+from caravan.llm.vocabulary import Vocabulary
 from caravan.models import resolve
 from caravan.models.fake import described_size
 from caravan.models.splits import parts
 
 if TYPE_CHECKING:
-    from caravan.llm.context import Context
+    from caravan.llm.raw import RawContext
 
 
 class Model:
@@ -43,7 +48,10 @@ class Model:
         path: the file, or the first of several.
         parts: all files.
         params: as given.
-        devices: those used, in the order of the layers; empty: the CPU alone.
+        devices: those used, in the order of the layers; empty: the CPU alone. Fewer after a loss
+            that was got over without a worker.
+        holds: what it has on them, which may be lost.
+        resume: what is done when a device is lost; None: WorkerLost is raised.
         needs: what it and the planned context take of each device, as worked out beforehand; None
             where nothing was: no devices, only the vocabulary, a split mode that cuts layers.
         description: such as `llama 135M Q4_1`.
@@ -52,7 +60,7 @@ class Model:
         has_encoder, is_recurrent: what kind of model it is.
         bos: the beginning-of-sequence token, or None.
         add_bos: whether a prompt begins with it.
-        handle: address of the llama_model; 0 once closed.
+        handle: address of the llama_model; 0 once closed. Another one after a loss.
     """
 
     def __init__(
@@ -66,6 +74,7 @@ class Model:
         context: ContextParams | None = None,
         fit: bool = True,
         on_needs: Callable[[Needs], None] | None = None,
+        resume: bool | Resume = False,
     ) -> None:
         """Load it; blocks. `path` may be the name of a sample, which is fetched on first use.
 
@@ -80,46 +89,82 @@ class Model:
                 of as many as the model was made for, and only weights that do not fit are refused.
             fit: False: plan nothing, and leave it to the devices to refuse what is too much.
             on_needs: given `needs` before anything is sent, where there are any.
+            resume: whether to go on when a worker is lost, here and in the contexts that do not
+                say otherwise. Then `progress` and `on_load` are called once more for each load.
 
         Raises DoesNotFit, ModelError (no such file, not GGUF, refused by the engine), WorkerLost,
         UsageError and, after Ctrl-C, KeyboardInterrupt.
         """
         self.handle = 0
-        self.contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+        self.contexts: weakref.WeakSet[RawContext] = weakref.WeakSet()
+        # held by who frees it, loads it again, or makes a context of it; before those of contexts
+        self.changing = threading.RLock()
         self.path = resolve(path)
         self.params = params or ModelParams()
+        self.resume = policy(resume)
         self.parts = parts(self.path)
         self.devices = _used(tuple(devices), self.params)
         check_count(self.devices)
         self._fake_size = described_size(self.path)
         if self._fake_size:
             check_simulated(self.path, self.devices, self.params)
-        check_all(self.devices)
         self.needs: Needs | None = None
-        self.shares = self._plan(context, fit)
-        if self.needs is not None and on_needs is not None:
-            on_needs(self.needs)
+        self.holds: tuple[Hold, ...] = ()
+        self._words: Vocabulary | None = None
+        self._lost: WorkerLost | None = None
+        self._closing = threading.Event()
+        self.shares: list[float] = []
+        self._context, self._fit = context, fit
+        self._largest: ContextParams | None = None
+        self._unplanned = True
+        self._progress, self._on_load, self._on_needs = progress, on_load, on_needs
         self._llama = engine.load().llama
+        began = time.monotonic()
         try:
-            with interrupt.deferred():
-                orphans.free_all()
-                self.handle = self._load(Loader(self.devices, progress, on_load))
-            # a write that is lost fails nothing in the engine
             check_all(self.devices)
-        except BaseException:
-            self.close()
-            raise
-        self._read_facts()
+            self.load()
+        except WorkerLost as lost:
+            if self.resume is None:
+                raise
+            self._begin_again(lost, self.resume, began)
 
-    def _plan(self, context: ContextParams | None, fit: bool) -> list[float]:
+    def _begin_again(self, lost: WorkerLost, resume: Resume, began: float) -> None:
+        losses = Losses()
+        losses.add(lost, resume)
+        back = recovery.bring_back(self, lost, resume, losses, self._closing)
+        names = tuple(device.name for device in self.devices)
+        seconds = time.monotonic() - began
+        resume.tell(Resumed.of(lost, back.lost, back.gone, names, seconds, 0))
+
+    def _plan(self) -> list[float]:
         """The devices' shares of the layers. Raises DoesNotFit."""
-        if not fit or not self.devices or self.params.vocab_only:
+        if not self._fit or not self.devices or self.params.vocab_only:
             return first_split(self.path, self.devices, self.params)
         with interrupt.deferred():
             # what nobody uses any more takes no memory from this one
             orphans.free_all()
+            context = self._context or self._largest
             split, self.needs = plan(self.path, self.params, self.devices, context)
         return split
+
+    def load(self) -> None:
+        """Load it as it was planned. For `recovery`, and to begin with."""
+        if self._unplanned:
+            self.shares = self._plan()
+            self._unplanned = False
+            if self.needs is not None and self._on_needs is not None:
+                self._on_needs(self.needs)
+        self.holds = tuple(device.hold() for device in self.devices)
+        try:
+            with interrupt.deferred():
+                orphans.free_all()
+                self.handle = self._load(Loader(self.devices, self._progress, self._on_load))
+            # a write that is lost fails nothing in the engine
+            check_all(self.holds)
+            self._read_facts()
+        except BaseException:
+            self._free()
+            raise
 
     def _load(self, loader: Loader) -> int:
         refusals = Refusals(self.devices)
@@ -137,6 +182,7 @@ class Model:
         if loader.error is not None:
             raise loader.error
         if not handle or loader.stopped:
+            check_all(self.holds)
             cause = refusals.cause()
             stopped = loader.stopped and "loading was stopped"
             said = loader.in_words(reason("no reason given"))
@@ -146,21 +192,21 @@ class Model:
 
     def _read_facts(self) -> None:
         llama, handle = self._llama, self.handle
-        self.vocab: int = llama.model_get_vocab(handle)
+        if self._words is None:
+            self._words = Vocabulary(self.path, handle)
         text = ctypes.create_string_buffer(256)
         llama.model_desc(handle, text, len(text))
         self.description = text.value.decode("utf-8", "replace")
         self.size: int = llama.model_size(handle)
         self.n_params: int = llama.model_n_params(handle)
         self.n_layer: int = llama.model_n_layer(handle)
+        # layers for speculative decoding stand behind the model's own, and are placed with them
+        self._n_extra: int = llama.model_n_layer_nextn(handle)
         self.n_embd: int = llama.model_n_embd(handle)
         self.n_ctx_train: int = llama.model_n_ctx_train(handle)
-        self.n_vocab: int = llama.vocab_n_tokens(self.vocab)
         self.has_encoder: bool = llama.model_has_encoder(handle)
         self.is_recurrent: bool = llama.model_is_recurrent(handle)
-        bos: int = llama.vocab_bos(self.vocab)
-        self.bos = bos if bos >= 0 else None
-        self.add_bos: bool = llama.vocab_get_add_bos(self.vocab)
+        self.n_vocab, self.bos, self.add_bos = self.words.size, self.words.bos, self.words.add_bos
 
     def __repr__(self) -> str:
         where = ", ".join(device.name for device in self.devices) or "CPU"
@@ -179,18 +225,86 @@ class Model:
 
     def close(self) -> None:
         """Free it and its contexts. Does nothing the second time."""
+        self._closing.set()
+        with self.changing:
+            self._lost = None
+            if self._words is not None:
+                self._words.close()
+            self._free()
+
+    def _free(self, lost: WorkerLost | None = None) -> None:
         with interrupt.deferred():
             for context in list(self.contexts):
-                context.close()
+                context.close(lost)
+            # a context that was dropped must go before its model
+            orphans.free_all()
             handle, self.handle = self.handle, 0
             if handle:
                 self._llama.model_free(handle)
 
     def require_open(self) -> int:
-        """The handle; raises ModelError once the model is closed."""
+        """The handle; raises ModelError once the model is closed, and WorkerLost while it is
+        nowhere because of a loss."""
         if not self.handle:
-            raise ModelError(f"{self.path}: the model is closed")
+            raise self._lost or ModelError(f"{self.path}: the model is closed")
         return self.handle
+
+    def bring_back(self, lost: WorkerLost, resume: Resume, losses: Losses) -> recovery.Back:
+        """Be there again after a loss, with other contexts; blocks. Another thread may have done
+        it. Raises WorkerLost, with the outcome, where it cannot be done."""
+        with self.changing:
+            if self._is_whole():
+                return recovery.Back((), {})
+            if self._closing.is_set():
+                raise lost.but("the model was closed")
+            self.words.outlive(self._load_words)
+            self._lost = lost
+            self._free(lost)
+            return recovery.bring_back(self, lost, resume, losses, self._closing)
+
+    def _is_whole(self) -> bool:
+        try:
+            check_all(self.holds)
+        except WorkerLost:
+            return False
+        return bool(self.handle)
+
+    def _load_words(self) -> int:
+        params = ModelParams(vocab_only=True)
+        c_params, _ = c_model_params(params, ())
+        with interrupt.deferred():
+            handle = Loader(()).load(self.parts, params, c_params)
+        if not handle:
+            raise ModelError(f"{self.path}: {reason('the engine cannot load it')}")
+        return handle
+
+    def put_on(self, devices: Sequence[EngineDevice]) -> None:
+        """Plan it for some of its devices; `load` loads it. For `recovery`. Raises DoesNotFit."""
+        before = self.devices, self.params, self.needs
+        kept = [device in devices for device in self.devices]
+        # shares that were given stay those of the devices that are left
+        shares = tuple(compress(self.params.tensor_split, kept))
+        self.params = replace(self.params, tensor_split=shares if any(shares) else ())
+        self.devices, self.needs = tuple(devices), None
+        try:
+            self.shares = self._plan()
+        except BaseException:
+            self.devices, self.params, self.needs = before
+            raise
+        self._unplanned = False
+
+    @property
+    def words(self) -> Vocabulary:
+        """Its vocabulary; raises ModelError once the model is closed."""
+        if self._words is None or self._closing.is_set():
+            raise ModelError(f"{self.path}: the model is closed")
+        return self._words
+
+    def serve(self, context: RawContext, params: ContextParams) -> None:
+        """A context was made of it, which it frees before itself."""
+        self.contexts.add(context)
+        if self._largest is None or params.n_ctx > self._largest.n_ctx:
+            self._largest = params
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -200,47 +314,20 @@ class Model:
         `add_special` adds what the model wants around a prompt; `parse_special` takes the names of
         control tokens inside the text for those tokens.
         """
-        self.require_open()
-        data = text.encode("utf-8", "replace")
-        count = len(data) + 8
-        while True:
-            tokens = (ctypes.c_int32 * count)()
-            found = self._llama.tokenize(
-                self.vocab, data, len(data), tokens, count, add_special, parse_special
-            )
-            if found >= 0:
-                return tokens[:found]
-            if -found <= count:
-                raise ModelError(f"{self.path}: cannot tokenize a text of {len(data)} bytes")
-            count = -found
+        return self.words.tokenize(text, add_special, parse_special)
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of a token, which may be part of a character; control tokens have none
         unless `special`."""
-        self._check_token(token)
-        size = 64
-        while True:
-            text = ctypes.create_string_buffer(size)
-            found: int = self._llama.token_to_piece(self.vocab, token, text, size, 0, special)
-            if found >= 0:
-                return text.raw[:found]
-            size = -found
+        return self.words.piece(token, special)
 
     def is_eog(self, token: int) -> bool:
         """Whether generation ends with this token."""
-        self._check_token(token)
-        return bool(self._llama.vocab_is_eog(self.vocab, token))
-
-    def _check_token(self, token: int) -> None:
-        self.require_open()
-        if not 0 <= token < self.n_vocab:
-            # the engine would end the process
-            raise UsageError(f"token {token} is not in the vocabulary of {self.n_vocab}")
+        return self.words.is_eog(token)
 
     def chat_template(self) -> str | None:
         """The model's own chat template (Jinja), if it has one."""
-        text = self._llama.model_chat_template(self.require_open(), None)
-        return None if text is None else text.decode("utf-8", "replace")
+        return self.words.chat_template
 
     def layer_devices(self) -> list[str]:
         """The device of each layer, the output layer last. UsageError for split modes that cut
@@ -248,9 +335,8 @@ class Model:
         if self.params.split_mode not in ("layer", "none"):
             raise UsageError(f"split mode {self.params.split_mode} puts no layer on one device")
         names = [device.name for device in self.devices]
-        # layers for speculative decoding stand behind the model's own, and are placed with them
-        extra = self._llama.model_n_layer_nextn(self.require_open())
-        placed = place_layers(self.n_layer + extra, self.params.n_gpu_layers, names, self.shares)
+        total = self.n_layer + self._n_extra
+        placed = place_layers(total, self.params.n_gpu_layers, names, self.shares)
         return [*placed[: self.n_layer], placed[-1]]
 
 

@@ -9,7 +9,7 @@ import re
 
 from caravan import engine
 from caravan.errors import CaravanError
-from caravan.llm.devices import EngineDevice
+from caravan.llm.devices import EngineDevice, check_all
 
 _WORDS = {"std::bad_alloc": "out of memory"}
 # "llama_model_load: error loading model: …": the names of functions mean nothing to a user
@@ -30,13 +30,13 @@ class Refusals:
 
     def __init__(self, devices: tuple[EngineDevice, ...]) -> None:
         self._devices = devices
+        self._holds = [device.hold() for device in devices]
         self._before = [device.allocation_error for device in devices]
         engine.forget_errors()
 
     def cause(self) -> CaravanError | None:
         """An allocation that a device refused since; raises WorkerLost if a device is lost."""
-        for device in self._devices:
-            device.check()
+        check_all(self._holds)
         for device, before in zip(self._devices, self._before, strict=True):
             if device.allocation_error is not before:
                 return device.allocation_error

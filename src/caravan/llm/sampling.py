@@ -100,9 +100,7 @@ class Sampler:
 
         Waits for the logits; raises DecodeError when there are none, and WorkerLost.
         """
-        # the engine ends the process where it finds no logits
-        context.require_logits(index)
-        return int(self._llama.sampler_sample(self._chain, context.handle, index))
+        return context.sample(self._chain, index)
 
     def accept(self, tokens: Iterable[int]) -> None:
         """Take note of tokens that were not sampled, such as the prompt's."""

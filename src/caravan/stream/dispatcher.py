@@ -152,6 +152,18 @@ class Stream:
             return WorkerLost(self.endpoint, self.device, "use", ConnectionClosed(_CLOSED))
         return self.lost
 
+    def check(self) -> None:
+        """Raises WorkerLost once nothing gets through any more. What was corked leaves now.
+
+        After a loss it waits, 1.5 s at most, for what the worker says of it.
+        """
+        self.flush()
+        failure = self.failure
+        if failure is not None:
+            # the worker is being asked what happened
+            failure.settle()
+            raise failure
+
     # posting
 
     def post(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -47,6 +48,9 @@ class Worker:
 
     Where only this machine can connect, it wants no token unless `options` say so; elsewhere it
     wants that of CARAVAN_TOKEN. Raises WorkerStartError when it does not come up.
+
+    Attributes:
+        endpoint: where it listens; empty once it is closed.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class Worker:
         self.endpoint = ""
         self._directory = _private_directory() if private else ""
         self._verbose = verbose
+        self._changing = threading.RLock()
+        self._closed = False
         self._tail: deque[str] = deque(maxlen=20)
         self._process: subprocess.Popen[str] | None = None
         self._parent = -1
@@ -70,20 +76,21 @@ class Worker:
         if private:
             host = f"unix:{self._directory}/socket"
             options = ("--own-directory", self._directory, *options)
-        command = [sys.executable, "-m", "caravan", "worker", "--host", host, "--port", str(port)]
+        self._host, self._port = host, port
+        self._options: list[str] = []
         if devices:
-            command += ["--device", devices]
+            self._options += ["--device", devices]
         if threads:
-            command += ["--threads", str(threads)]
+            self._options += ["--threads", str(threads)]
         if not any(option.split("=")[0] in ("-c", "--cache") for option in options):
-            command += ["--no-cache"]
+            self._options += ["--no-cache"]
+        self._options += options
         try:
-            here = host.startswith("unix:") or Endpoint(host, port).is_here
-            self._start([*command, *options], _without_token() if here else None)
-            self._await_ready()
+            self.endpoint = self._start()
         except BaseException:
             self.close()
             raise
+        _ours[self.endpoint] = self
 
     def __repr__(self) -> str:
         return f"<Worker {self.endpoint or 'closed'}, pid {self.pid}>"
@@ -112,12 +119,45 @@ class Worker:
         """The last lines that the worker wrote on stderr."""
         return list(self._tail)
 
+    def restart(self) -> None:
+        """Start it again where it was, if its process has ended by itself. Blocks until it is
+        ready; raises WorkerStartError. Does nothing to one that was closed."""
+        with self._changing:
+            process = self._process
+            if process is None or process.poll() is None:
+                return
+            self._end(process)
+            if self._directory:
+                # what a killed worker has left
+                shutil.rmtree(self._directory, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    os.mkdir(self._directory, 0o700)
+            self._port = 0 if self._directory else int(self.endpoint.rpartition(":")[2])
+            try:
+                self._start()
+            finally:
+                if self._closed:
+                    self.close()
+
     def close(self) -> None:
         """Tell it to end, and see to it that it does. Idempotent."""
-        process, self._process = getattr(self, "_process", None), None
-        if process is not None:
+        self._closed = True
+        process = getattr(self, "_process", None)
+        if process is None:
+            self._remove_directory()
+            return
+        # one that is just being started again must not be waited for
+        with contextlib.suppress(OSError):
+            process.terminate()
+        with self._changing:
+            process, self._process = self._process, None
+            if process is not None:
+                self._end(process)
+            _ours.pop(self.endpoint, None)
             self.endpoint = ""
-            self._end(process)
+            self._remove_directory()
+
+    def _remove_directory(self) -> None:
         directory, self._directory = getattr(self, "_directory", ""), ""
         if directory:
             # the worker does it, unless it was killed
@@ -125,8 +165,7 @@ class Worker:
 
     def _end(self, process: subprocess.Popen[str]) -> None:
         # the end of the pipe ends it at once, whatever it was told to wait for
-        with contextlib.suppress(OSError):
-            os.close(self._parent)
+        self._let_go()
         try:
             process.wait(_STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -140,7 +179,15 @@ class Worker:
             if pipe is not None and not reader.is_alive():
                 pipe.close()
 
-    def _start(self, command: list[str], environment: dict[str, str] | None) -> None:
+    def _start(self) -> str:
+        """Start the process, and wait until it is ready; its endpoint."""
+        command = [sys.executable, "-m", "caravan", "worker", "--host", self._host]
+        here = self._host.startswith("unix:") or Endpoint(self._host, self._port).is_here
+        command += ["--port", str(self._port), *self._options]
+        self._spawn(command, _without_token() if here else None)
+        return self._await_ready()
+
+    def _spawn(self, command: list[str], environment: dict[str, str] | None) -> None:
         """The worker holds the read end of a pipe whose only write end is ours."""
         theirs, self._parent = os.pipe()
         try:
@@ -157,40 +204,38 @@ class Worker:
                 start_new_session=True,
             )
         except OSError as exc:
-            os.close(self._parent)
+            self._let_go()
             raise WorkerStartError(f"cannot start a worker: {exc.strerror or exc}") from exc
         finally:
             os.close(theirs)
 
-    def _await_ready(self) -> None:
-        assert self._process is not None
+    def _let_go(self) -> None:
+        """Close the end of the pipe by which the worker knows that we live."""
+        parent, self._parent = self._parent, -1
+        if parent >= 0:
+            os.close(parent)
+
+    def _await_ready(self) -> str:
+        process = self._process
+        assert process is not None
         ready = threading.Event()
+        told: list[str] = []
         self._readers = [
-            threading.Thread(target=self._read_output, args=(self._process, ready), daemon=True),
-            threading.Thread(target=self._read_errors, args=(self._process,), daemon=True),
+            threading.Thread(target=_read_output, args=(process, told, ready), daemon=True),
+            threading.Thread(target=self._read_errors, args=(process,), daemon=True),
         ]
         for reader in self._readers:
             reader.start()
         ready.wait(_START_TIMEOUT)
-        if self.endpoint:
-            return
-        if self._process.poll() is None and ready.is_set():
+        if told:
+            return told[0]
+        if process.poll() is None and ready.is_set():
             # it closed its output and is about to end
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_TIMEOUT)
+                process.wait(_STOP_TIMEOUT)
         self._readers[1].join(1.0)
         last = self._tail[-1] if self._tail else "it did not say why"
         raise WorkerStartError(f"a local worker did not start: {_plain(last)}")
-
-    def _read_output(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
-        assert process.stdout is not None
-        with process.stdout as lines:
-            for line in lines:
-                if line.startswith(_READY):
-                    # a path may have blanks, what follows has no parenthesis
-                    self.endpoint = line[len(_READY) :].rpartition(" (")[0]
-                    ready.set()
-        ready.set()
 
     def _read_errors(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None
@@ -199,6 +244,32 @@ class Worker:
                 self._tail.append(line.rstrip("\n"))
                 if self._verbose:
                     sys.stderr.write(line)
+
+
+# those of this process, by their endpoints
+_ours: weakref.WeakValueDictionary[str, Worker] = weakref.WeakValueDictionary()
+
+
+def restart(endpoint: str) -> None:
+    """Start the worker at `endpoint` again, if it is one of this process and has ended by itself.
+
+    Raises WorkerStartError.
+    """
+    worker = _ours.get(endpoint)
+    if worker is not None:
+        worker.restart()
+
+
+def _read_output(process: subprocess.Popen[str], told: list[str], ready: threading.Event) -> None:
+    """Puts the endpoint into `told`."""
+    assert process.stdout is not None
+    with process.stdout as lines:
+        for line in lines:
+            if line.startswith(_READY):
+                # a path may have blanks, what follows has no parenthesis
+                told.append(line[len(_READY) :].rpartition(" (")[0])
+                ready.set()
+    ready.set()
 
 
 class _Several:

@@ -1,0 +1,114 @@
+"""`Vocabulary`: a model's tokens, texts to tokens and back.
+
+Apart from `Model` because it is needed while the weights are nowhere: then it is the vocabulary of
+a model without weights. Any thread may ask.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from caravan import engine
+from caravan.errors import ModelError, UsageError
+from caravan.llm import orphans
+
+
+class Vocabulary:
+    """See the module.
+
+    Args:
+        path: of the model, for errors.
+        handle: the llama_model.
+
+    Attributes:
+        size: tokens.
+        bos: the beginning-of-sequence token, or None.
+        add_bos: whether a prompt begins with it.
+        chat_template: the model's own (Jinja), if it has one.
+    """
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self._path = path
+        self._llama = llama = engine.load().llama
+        # held in each call, so that nothing is freed meanwhile
+        self._lock = threading.Lock()
+        self._own = 0
+        self._vocab: int = llama.model_get_vocab(handle)
+        self.size: int = llama.vocab_n_tokens(self._vocab)
+        bos: int = llama.vocab_bos(self._vocab)
+        self.bos = bos if bos >= 0 else None
+        self.add_bos: bool = llama.vocab_get_add_bos(self._vocab)
+        text = llama.model_chat_template(handle, None)
+        self.chat_template = None if text is None else str(text.decode("utf-8", "replace"))
+
+    def outlive(self, load: Callable[[], int]) -> None:
+        """The model will be freed: from now on, do with one that has no weights, as `load` gives.
+
+        It belongs to this from here on. Raises what `load` raises.
+        """
+        if self._own or not self._vocab:
+            return
+        own = load()
+        with self._lock:
+            self._own, self._vocab = own, self._llama.model_get_vocab(own)
+
+    def __del__(self) -> None:
+        if getattr(self, "_own", 0) and not sys.is_finalizing():
+            orphans.leave(self._llama.model_free, self._own)
+
+    def close(self) -> None:
+        """Before the model is freed for good. Idempotent."""
+        with self._lock:
+            own, self._own, self._vocab = self._own, 0, 0
+            if own:
+                self._llama.model_free(own)
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """See `Model.tokenize`."""
+        data = text.encode("utf-8", "replace")
+        count = len(data) + 8
+        while True:
+            tokens = (ctypes.c_int32 * count)()
+            with self._lock:
+                vocab = self._require_open()
+                found: int = self._llama.tokenize(
+                    vocab, data, len(data), tokens, count, add_special, parse_special
+                )
+            if found >= 0:
+                return tokens[:found]
+            if -found <= count:
+                raise ModelError(f"{self._path}: cannot tokenize a text of {len(data)} bytes")
+            count = -found
+
+    def piece(self, token: int, special: bool) -> bytes:
+        """See `Model.piece`."""
+        self._check(token)
+        size = 64
+        while True:
+            text = ctypes.create_string_buffer(size)
+            with self._lock:
+                vocab = self._require_open()
+                found: int = self._llama.token_to_piece(vocab, token, text, size, 0, special)
+            if found >= 0:
+                return text.raw[:found]
+            size = -found
+
+    def is_eog(self, token: int) -> bool:
+        """See `Model.is_eog`."""
+        self._check(token)
+        with self._lock:
+            return bool(self._llama.vocab_is_eog(self._require_open(), token))
+
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.size:
+            # the engine would end the process
+            raise UsageError(f"token {token} is not in the vocabulary of {self.size}")
+
+    def _require_open(self) -> int:
+        if not self._vocab:
+            raise ModelError(f"{self._path}: the model is closed")
+        return self._vocab
