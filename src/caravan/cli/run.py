@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,10 @@ from caravan.errors import CaravanError, UsageError
 from caravan.wire.dtypes import WORDS
 
 if TYPE_CHECKING:
+    from caravan.errors import WorkerLost
     from caravan.llm.complete import Report
     from caravan.llm.needs import Needs
+    from caravan.llm.resume import Resume
 
 _MIB = 1 << 20
 
@@ -195,6 +197,19 @@ _MIB = 1 << 20
     help="How long a worker may owe an answer.",
 )
 @click.option(
+    "--resume/--no-resume",
+    default=True,
+    show_default=True,
+    help="Go on when a worker is lost: with it when it is back, else without it.",
+)
+@click.option(
+    "--resume-wait",
+    type=Seconds(0.0),
+    default=60.0,
+    show_default=True,
+    help="How long a lost worker is waited for.",
+)
+@click.option(
     "--trace",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -220,7 +235,7 @@ def command(**options: Any) -> None:
     text = _Text()
     with traced(options["trace"], [options["model"]]):
         try:
-            report = _run(options, prompt, workers, names, params, text.write)
+            report = _run(options, prompt, workers, names, params, text)
         except CaravanError:
             text.end_line()
             raise
@@ -237,7 +252,7 @@ def _run(
     workers: Sequence[str],
     names: Sequence[str],
     params: dict[str, Any],
-    on_text: Callable[[str], None],
+    text: _Text,
 ) -> Report:
     path = model_path(options["model"])
 
@@ -262,12 +277,33 @@ def _run(
             prompt,
             max_tokens=options["predict"],
             devices=devices,
-            on_text=on_text,
+            on_text=text.write,
             on_load=on_load,
             on_needs=None if options["quiet"] else _show_needs,
             fit=options["fit"] == "on",
+            resume=_resume(options, text),
             **params,
         )
+
+
+def _resume(options: dict[str, Any], text: _Text) -> Resume | bool:
+    """What is done about lost workers; each loss is told in a line."""
+    from caravan.llm.resume import Resume
+
+    if not options["resume"]:
+        return False
+    if options["quiet"]:
+        return Resume(options["resume_wait"])
+
+    def told(resumed: object) -> None:
+        text.end_line()
+        click.echo(f"caravan: {resumed}", err=True)
+
+    def waiting(lost: WorkerLost, seconds: float) -> None:
+        text.end_line()
+        click.echo(f"caravan: {lost}; waiting for it, {seconds:g} s at most", err=True)
+
+    return Resume(options["resume_wait"], on_resume=told, on_wait=waiting)
 
 
 def _show_needs(needs: Needs) -> None:
@@ -350,6 +386,7 @@ class _Text:
         """On a screen, what is told next begins a new line."""
         if self._begun and sys.stdout.isatty():
             click.echo()
+        self._begun = False
 
 
 def _told(report: Report) -> str:

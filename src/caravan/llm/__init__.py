@@ -15,6 +15,7 @@ from caravan.llm.model import Model
 from caravan.llm.needs import DeviceNeeds, Needs
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.registering import Registration, register
+from caravan.llm.resume import Resume, Resumed
 from caravan.llm.sampling import Sampler, SamplingParams
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "ModelParams",
     "Needs",
     "Registration",
+    "Resume",
+    "Resumed",
     "Sampler",
     "SamplingParams",
     "Suggestion",

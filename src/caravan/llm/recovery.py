@@ -184,7 +184,7 @@ def await_return(
             seconds = time.monotonic() - began
             if seconds > wait + _GRACE or interrupt.pending():
                 break
-            if seconds > min(_PATIENCE, wait) and not told:
+            if seconds > _PATIENCE and not told:
                 told = True
                 on_wait()
             news.wait(_TICK)
