@@ -13,6 +13,7 @@ import numpy as np
 from caravan.wire import codec, extension
 from caravan.wire.commands import EXT, Base, Ext, base_table
 from caravan.wire.extension import FRAME, SessionReply, SessionRequest
+from caravan.wire.proof import Claim
 from caravan.wire.records import EXT_TENSOR, RPC_TENSOR
 
 F32, Q4_0, Q8_0, I32 = 0, 2, 8, 26
@@ -129,12 +130,19 @@ class ExtClient(Wire):
     """The extension, on one device."""
 
     def __init__(
-        self, endpoint: str, device: int = 0, session: str = "", timeout: float = 20.0
+        self,
+        endpoint: str,
+        device: int = 0,
+        session: str = "",
+        timeout: float = 20.0,
+        token: bytes = b"",
     ) -> None:
         super().__init__(endpoint, timeout)
         self.seq = 0
         self.version, self.caps = self.hello(extension.caps())
         assert extension.agreed(self.caps) == 1
+        if token:
+            self.prove(token)
         request = SessionRequest(session, device, "test", "test")
         try:
             self.answer = self.call_raw(Ext.SESSION, extension.encode_json(request))
@@ -144,6 +152,14 @@ class ExtClient(Wire):
         self.session: SessionReply | None = None
         if self.answer.status == 0:
             self.session = extension.decode_session_reply(self.answer.body)
+
+    def prove(self, token: bytes) -> None:
+        claim = Claim(token)
+        answer = self.call_raw(Ext.PROVE, claim.prove(self.call_raw(Ext.AUTH, claim.nonce).body))
+        if answer.status:
+            self.close()
+            raise Closed
+        assert claim.believes(answer.body)
 
     @property
     def key(self) -> str:

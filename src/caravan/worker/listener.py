@@ -11,7 +11,8 @@ import stat
 from caravan.errors import WorkerStartError
 from caravan.transport.endpoint import is_loopback
 
-_BACKLOG = 64
+# Who finds the system's queue full, in a flood of connections, tries again a second later.
+_BACKLOG = 512
 _UNIX = "unix:"
 _MAPPED = "::ffff:"
 
