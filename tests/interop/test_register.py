@@ -118,6 +118,22 @@ def check_equal(found: dict[str, np.ndarray], alone: dict[str, np.ndarray]) -> N
         assert np.array_equal(found[name], expected), name
 
 
+def test_a_worker_that_asks_for_a_token(folder, smollm2, tmp_path):
+    (tmp_path / "token").write_text("a token of 24 characters")
+    source = """
+        import llama_cpp
+        attempt(caravan.register, ENDPOINTS)
+        with caravan.register(ENDPOINTS, token="a token of 24 characters") as registration:
+            print([device.name for device in registration.devices])
+        os.environ["CARAVAN_TOKEN"] = "a token of 24 characters"
+        caravan.register(ENDPOINTS).close()
+    """
+    with caravan.Worker("CPU:1", options=("--token-file", str(tmp_path / "token"))) as worker:
+        refusal, names = run(source, smollm2, worker.endpoint)
+    assert refusal.startswith("AuthenticationError: the worker at 127.0.0.1:")
+    assert names == "['RPC0']"
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_workers_answer_what_llama_cpp_answers_alone(workers, alone, smollm2, tmp_path, count):
     found, log = observe(smollm2, tmp_path / "found.npz", *workers[:count])

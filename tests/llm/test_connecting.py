@@ -10,6 +10,7 @@ import caravan
 from caravan.errors import ConnectError, UsageError, WorkerStartError
 from caravan.llm import connecting, opening
 from caravan.llm.devices import pick
+from caravan.trust.token import Token
 from llm.fakes import FakeDevice
 
 CPU = "local:CPU:1"
@@ -83,7 +84,8 @@ def test_what_the_workers_are_connected_with(direct, monkeypatch):
         return FakeCluster(endpoints)
 
     monkeypatch.setattr(opening, "connect", connect)
-    wanted = opening.Workers(["a:1"], 0, [CPU, "local:CPU"], 5, 2.0, direct, "f16", 30)
+    token = Token("a token of 24 characters")
+    wanted = opening.Workers(["a:1"], 0, [CPU, "local:CPU"], 5, 2.0, direct, "f16", 30, token)
     with opening.open_workers(wanted) as devices:
         assert [device.name for device in devices] == ["RPC0", CPU, "local:CPU"]
     (given,) = seen
@@ -95,6 +97,7 @@ def test_what_the_workers_are_connected_with(direct, monkeypatch):
             "wire_dtype": "f16",
             "poll": 30,
             "threads": 5,
+            "token": token,
         },
     )
 

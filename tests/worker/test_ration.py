@@ -65,3 +65,12 @@ def test_nothing_is_added_where_nothing_was_left_out(rationed, said, clock):
     clock.now += 1000
     rationed.tick()
     assert said == ["once"]
+
+
+def test_nothing_is_left_out_at_the_end(rationed, said):
+    rationed.finish()
+    assert said == []
+    for _ in range(7):
+        rationed.tell("a", "a line")
+    rationed.finish()
+    assert said == ["a line"] * 5 + ["and 2 more such lines in the last minute"]

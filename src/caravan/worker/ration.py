@@ -44,8 +44,11 @@ class Ration:
 
     def tick(self) -> None:
         """Begin a new window, and tell of what was left out of the last one, when it is over."""
-        if not self._said or self._clock() < self._end:
-            return
+        if self._said and self._clock() >= self._end:
+            self.finish()
+
+    def finish(self) -> None:
+        """Tell of what was left out so far."""
         unsaid, self._unsaid = self._unsaid, 0
         self._said.clear()
         if unsaid:

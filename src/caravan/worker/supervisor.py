@@ -158,6 +158,7 @@ class Supervisor:
             self._tally.close()
         for arrival in (*self._arrivals, *self._waiting):
             arrival.sock.close()
+        self._ration.finish()
         self._selector.close()
         close_pipe((self._wake_read, self._wake_write))
 
