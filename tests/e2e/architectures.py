@@ -119,6 +119,20 @@ ARCHITECTURES: dict[str, tuple[Values, Shapes]] = {
         },
     ),
     "deepseek2": ({**_LATENT, "attention.q_lora_rank": 32}, {}),
+    "deepseek32": (
+        {
+            **_LATENT,
+            "attention.q_lora_rank": 32,
+            "attention.key_length": 64,
+            "attention.key_length_mla": 64,
+            "attention.value_length_mla": 32,
+            "attention.indexer.head_count": 2,
+            "attention.indexer.key_length": 64,
+            "attention.indexer.top_k": 8,
+            "rope.dimension_count": 32,
+        },
+        {},
+    ),
     "kimi-linear": (
         {**_LATENT, **_STATES, "attention.head_count_kv": [0, 1], "kda.head_dim": 16},
         {},

@@ -488,7 +488,11 @@ GOODS: dict[str, Good] = {
         T((4, 4, 4)),
         (T((4, 4, 4)),),
         {0: 2, 1: 1e-5},
-        bad=(("no groups", {"p": {0: 0}}), ("epsilon", {"p": {1: -1.0}})),
+        bad=(
+            ("no groups", {"p": {0: 0}}),
+            ("too many", {"p": {0: 5}}),
+            ("epsilon", {"p": {1: -1.0}}),
+        ),
     ),
     "CUMSUM": Good(
         "CUMSUM",

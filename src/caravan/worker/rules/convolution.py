@@ -13,6 +13,7 @@ from caravan.worker.rules.registry import BF16, F16, F32, I64, MAX_SCRATCH, Node
 _INT = (1 << 31) - 1
 # the engine's scratch memory for direct convolutions, bytes
 _PATCHES = 16 << 20
+_MOST_POOLED = 1 << 16
 
 
 @rule("IM2COL", sources=2)
@@ -196,6 +197,7 @@ def _pooled(nodes: Nodes, sizes: I64) -> None:
     op = nodes.params(0)
     nodes.require((op == 0) | (op == 1), "unknown kind of pooling")
     nodes.require((sizes > 0).all(axis=1), "a kernel or a stride without size")
+    nodes.require((sizes <= _MOST_POOLED).all(axis=1), "a kernel or a stride is too big")
     nodes.require(
         nodes.d.is_type(F32) & nodes.s(0).is_type(F32, F16), "the types do not go together"
     )

@@ -60,17 +60,23 @@ def add_id(nodes: Nodes) -> None:
 
 @rule("SQR", "SQRT", "LOG", "SIN", "COS", sources=1)
 def elementwise(nodes: Nodes) -> None:
+    _convertible(nodes)
+    nodes.require(nodes.d.packed & nodes.s(0).packed, "elements of a row are not adjacent")
+
+
+def _convertible(nodes: Nodes) -> None:
+    """The same shape, in the same type or in f32."""
     d, s0 = nodes.d, nodes.s(0)
     nodes.require(d.same_shape(s0), "result and source differ in shape")
     nodes.require(s0.is_type(F32, F16, BF16), "a type without arithmetic")
     nodes.require((d.type == s0.type) | d.is_type(F32), "result and source differ in type")
-    nodes.require(d.packed & s0.packed, "elements of a row are not adjacent")
 
 
 @rule("CLAMP", sources=1)
 def clamp(nodes: Nodes) -> None:
     d, s0 = nodes.d, nodes.s(0)
     _same(nodes, F32, F16)
+    nodes.require(d.packed & s0.packed, "elements of a row are not adjacent")
     # Older kernels take row i to be at i * nb[1]. Where it is not, they must at least stay inside
     # of the buffers.
     for tensor in (d, s0):
@@ -102,16 +108,18 @@ def _same(nodes: Nodes, *types: int) -> None:
     nodes.require(d.same_shape(s0), "result and source differ in shape")
     nodes.require(s0.is_type(*types), "a type without code for this")
     nodes.require(d.type == s0.type, "result and source differ in type")
-    nodes.require(d.packed & s0.packed, "elements of a row are not adjacent")
+    nodes.require(d.adjacent & s0.adjacent, "elements of a row are not adjacent")
 
 
 @rule("UNARY", sources=1)
 def unary(nodes: Nodes) -> None:
-    elementwise(nodes)
+    _convertible(nodes)
     d, s0, op = nodes.d, nodes.s(0), nodes.params(0)
     nodes.require((op >= 0) & (op < _UNARY_COUNT), "unknown unary op")
     plain = np.isin(op, _UNARY_PLAIN)
     nodes.require(~plain | (d.type == s0.type), "result and source differ in type")
+    rows = (d.packed & s0.packed) | (plain & d.adjacent & s0.adjacent)
+    nodes.require(rows, "elements of a row are not adjacent")
     nodes.require((op != _XIELU) | (d.in_line & s0.in_line), "rows are not evenly spaced")
 
 

@@ -24,7 +24,7 @@ def get_rows(nodes: Nodes) -> None:
         d.has_shape(s0.ne[:, 0], s1.ne[:, 0], s1.ne[:, 1], s1.ne[:, 2]),
         "the result has the wrong shape",
     )
-    nodes.require(d.packed & s0.packed, "elements of a row are not adjacent")
+    nodes.require(d.adjacent & s0.adjacent, "elements of a row are not adjacent")
     nodes.require(s0.is_type(I32) | s0.readable, "a type without code for this")
     nodes.require(
         d.type == np.where(s0.is_type(I32), I32, F32), "the result's type is not possible"
@@ -51,7 +51,7 @@ def set_rows(nodes: Nodes) -> None:
         "row numbers do not repeat into the source",
     )
     nodes.require(s1.ne[:, 3] == 1, "row numbers have four dimensions")
-    nodes.require(d.packed & s0.packed, "elements of a row are not adjacent")
+    nodes.require(d.adjacent & s0.adjacent, "elements of a row are not adjacent")
 
 
 @rule("TOP_K", sources=1)
@@ -60,7 +60,7 @@ def order(nodes: Nodes) -> None:
     nodes.require(d.is_type(I32) & s0.is_type(F32), "sorting goes from f32 to i32")
     nodes.require((d.ne[:, 1:] == s0.ne[:, 1:]).all(axis=1), "result and source differ in rows")
     nodes.require(d.ne[:, 0] <= s0.ne[:, 0], "more is asked for than there is")
-    nodes.require(d.in_line & s0.in_line, "rows are not evenly spaced")
+    nodes.require(d.in_line & d.packed & s0.in_line, "rows are not evenly spaced")
 
 
 @rule("ARGSORT", sources=1)
@@ -77,7 +77,7 @@ def argmax(nodes: Nodes) -> None:
     nodes.require(d.is_type(I32) & s0.is_type(F32), "the search goes from f32 to i32")
     nodes.require((s0.ne[:, 2:] == 1).all(axis=1), "the source is not a matrix")
     nodes.require(d.has_shape(s0.ne[:, 1]), "the result has not one element for each row")
-    nodes.require(s0.packed, "elements of a row are not adjacent")
+    nodes.require(s0.adjacent, "elements of a row are not adjacent")
 
 
 @rule("GET_REL_POS", sources=1)

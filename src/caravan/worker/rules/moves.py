@@ -130,7 +130,7 @@ def triangle(nodes: Nodes) -> None:
     d, s0 = nodes.d, nodes.s(0)
     nodes.require(d.is_type(F32) & s0.is_type(F32), "result or source is not f32")
     nodes.require(d.same_shape(s0), "result and source differ in shape")
-    nodes.require(s0.contiguous & d.packed, "not contiguous")
+    nodes.require(s0.contiguous & d.adjacent, "not contiguous")
     kind = nodes.params(0)
     nodes.require((kind >= 0) & (kind <= 3), "unknown kind of triangle")
 

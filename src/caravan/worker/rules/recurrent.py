@@ -10,6 +10,7 @@ from caravan.worker.rules.registry import F32, I32, I64, Nodes, Tensors, rule
 # The widest step of a kernel that has no code for the rest of a row, elements.
 _STEP = 64
 _STREAMS = 4
+_MOST_ROUNDS = 1 << 16
 
 
 @rule("SSM_CONV", sources=2)
@@ -160,7 +161,8 @@ def hyper_connection_mixes(nodes: Nodes) -> None:
     nodes.require((scale.ne[:, 0] >= 3) & (scale.nrows == 1), "the scale has the wrong shape")
     nodes.require(base.has_shape(length), "the base has the wrong shape")
     nodes.require(d.has_shape(_STREAMS, _STREAMS, mixes.ne[:, 1]), "the result has the wrong shape")
-    nodes.require(nodes.params(1) > 0, "no iterations")
+    rounds = nodes.params(1)
+    nodes.require((rounds > 0) & (rounds <= _MOST_ROUNDS), "no iterations, or too many")
 
 
 @rule("DSV4_HC_PRE", sources=2)

@@ -170,8 +170,13 @@ class Tensors:
 
     @cached_property
     def packed(self) -> Bools:
+        """Elements of a row lie next to each other: many kernels insist on that stride."""
+        return np.asarray(self.nb[:, 0] == self.size)
+
+    @cached_property
+    def adjacent(self) -> Bools:
         """Elements of a row lie next to each other, or there is but one."""
-        return np.asarray((self.nb[:, 0] == self.size) | (self.ne[:, 0] == 1))
+        return np.asarray(self.packed | (self.ne[:, 0] == 1))
 
     @cached_property
     def _dense_strides(self) -> I64:
@@ -183,14 +188,14 @@ class Tensors:
     def contiguous(self) -> Bools:
         """All elements lie next to each other; strides of dimensions of size 1 do not count."""
         good = (self.ne[:, 1:] == 1) | (self.nb[:, 1:] == self._dense_strides)
-        return np.asarray(self.packed & good.all(axis=1))
+        return np.asarray(self.adjacent & good.all(axis=1))
 
     @cached_property
     def dense(self) -> Bools:
         """Contiguous, and the strides of dimensions of size 1 are right too: some kernels use them
         for the layout of something else."""
         good = self.nb[:, 1:] == self._dense_strides
-        return np.asarray((self.nb[:, 0] == self.size) & good.all(axis=1))
+        return np.asarray(self.packed & good.all(axis=1))
 
     @cached_property
     def gapless(self) -> Bools:
@@ -203,7 +208,7 @@ class Tensors:
 
         Some kernels count on it and look at nb[1] even where that dimension has size 1.
         """
-        good = self.packed.copy()
+        good = self.adjacent.copy()
         want = self.nb[:, 1] * self.ne[:, 1]
         for axis in (2, 3):
             good &= (self.ne[:, axis] == 1) | (self.nb[:, axis] == want)

@@ -30,7 +30,8 @@ def rms_norm(nodes: Nodes) -> None:
 @rule("GROUP_NORM", sources=1)
 def group_norm(nodes: Nodes) -> None:
     row_by_row(nodes)
-    nodes.require(nodes.params(0) > 0, "no groups")
+    groups = nodes.params(0)
+    nodes.require((groups > 0) & (groups <= nodes.s(0).ne[:, 2]), "no groups, or too many")
     nodes.require(nodes.floats(1) >= 0, "epsilon is negative")
 
 
@@ -47,16 +48,22 @@ def total(nodes: Nodes) -> None:
     d, s0 = nodes.d, nodes.s(0)
     nodes.require(d.nelements == 1, "the result is not a scalar")
     nodes.require(s0.is_type(F32, F16, BF16) & (d.type == s0.type), "the types do not fit")
-    nodes.require(s0.packed, "elements of a row are not adjacent")
+    nodes.require(s0.adjacent, "elements of a row are not adjacent")
 
 
-@rule("SUM_ROWS", "MEAN", sources=1)
+@rule("SUM_ROWS", sources=1)
 def sum_rows(nodes: Nodes) -> None:
+    mean(nodes)
+    nodes.require(nodes.d.packed & nodes.s(0).packed, "elements of a row are not adjacent")
+
+
+@rule("MEAN", sources=1)
+def mean(nodes: Nodes) -> None:
     d, s0 = nodes.d, nodes.s(0)
     nodes.require(d.ne[:, 0] == 1, "the result's rows have more than one element")
     nodes.require((d.ne[:, 1:] == s0.ne[:, 1:]).all(axis=1), "result and source differ in rows")
     nodes.require(d.is_type(F32) & s0.is_type(F32), "result or source is not f32")
-    nodes.require(s0.packed, "elements of a row are not adjacent")
+    nodes.require(s0.adjacent, "elements of a row are not adjacent")
 
 
 @rule("ROPE", "ROPE_BACK", sources=2)
@@ -74,7 +81,7 @@ def rope(nodes: Nodes) -> None:
     )
     sections = mode & _SECTIONS != 0
     positions = s0.ne[:, 2] * np.where(sections, 4, 1)
-    nodes.require(s1.is_type(I32) & s1.packed, "positions are not i32")
+    nodes.require(s1.is_type(I32) & s1.adjacent, "positions are not i32")
     nodes.require(s1.ne[:, 0] >= positions, "too few positions")
     nodes.require(d.packed & s0.packed, "elements of a row are not adjacent")
     if sections.any():
@@ -100,7 +107,7 @@ def _factors(nodes: Nodes) -> None:
     """The kernel reads a factor for each pair of elements of a row, although it has a use for
     those of `n_dims` only: models have no more. So what it reads need only be in the buffer."""
     s2 = nodes.s(2)
-    nodes.require(s2.is_type(F32) & s2.packed, "frequency factors are not f32")
+    nodes.require(s2.is_type(F32) & s2.adjacent, "frequency factors are not f32")
     nodes.require(s2.ne[:, 0] >= nodes.params(1) // 2, "too few frequency factors")
     read = nodes.s(0).ne[:, 0] // 2 * 4
     nodes.require(read <= s2.room, "too few frequency factors before the buffer's end")
@@ -111,7 +118,7 @@ def soft_max(nodes: Nodes) -> None:
     d, s0 = nodes.d, nodes.s(0)
     nodes.require(d.same_shape(s0), "result and source differ in shape")
     nodes.require(d.is_type(F32) & s0.is_type(F32), "result or source is not f32")
-    nodes.require(d.packed & s0.packed, "elements of a row are not adjacent")
+    nodes.require(d.adjacent & s0.adjacent, "elements of a row are not adjacent")
     masked = nodes.with_source(1)
     if masked is not None:
         require_mask(masked, 1, masked.s(0).ne[:, 0], masked.s(0).ne[:, 1:])
@@ -130,11 +137,11 @@ def require_mask(nodes: Nodes, k: int, length: I64, rows: I64) -> None:
     nodes.require(
         (rows[:, 1:] % np.maximum(mask.ne[:, 2:], 1) == 0).all(axis=1), "the mask does not repeat"
     )
-    nodes.require(mask.packed, "the mask's rows are not adjacent")
+    nodes.require(mask.adjacent, "the mask's rows are not adjacent")
 
 
 def require_sinks(nodes: Nodes, k: int) -> None:
     """Sinks: a number for each head."""
     sinks = nodes.s(k)
-    nodes.require(sinks.is_type(F32) & sinks.packed, "sinks are not f32")
+    nodes.require(sinks.is_type(F32) & sinks.adjacent, "sinks are not f32")
     nodes.require(sinks.ne[:, 0] == nodes.s(0).ne[:, 2], "sinks do not match the heads")

@@ -34,7 +34,7 @@ def concat(nodes: Nodes) -> None:
     nodes.require((d.type == s0.type) & (d.type == s1.type), "result and sources differ in type")
     # Other types are moved a row at a time.
     single = d.is_type(F32, F16, BF16, I32, I16, I8)
-    rows = d.packed & s0.packed & s1.packed
+    rows = d.adjacent & s0.adjacent & s1.adjacent
     nodes.require(single | rows, "elements of a row are not adjacent")
 
 
@@ -60,7 +60,7 @@ def pad_reflect(nodes: Nodes) -> None:
     nodes.require(inside.all(axis=1), "there is not as much to reflect")
     nodes.require(d.ne[:, 0] == s0.ne[:, 0] + sizes.sum(axis=1), "the result's rows are wrong")
     nodes.require((d.ne[:, 1:] == s0.ne[:, 1:]).all(axis=1), "result and source differ in rows")
-    nodes.require(d.packed & s0.packed, "elements of a row are not adjacent")
+    nodes.require(d.adjacent & s0.adjacent, "elements of a row are not adjacent")
 
 
 @rule("ROLL", sources=1)
@@ -69,7 +69,7 @@ def roll(nodes: Nodes) -> None:
     _single(nodes)
     nodes.require(d.same_shape(s0), "result and source differ in shape")
     nodes.require((np.abs(nodes.wide(0, 4)) < s0.ne).all(axis=1), "it would roll over")
-    nodes.require(d.packed & s0.packed, "elements of a row are not adjacent")
+    nodes.require(d.adjacent & s0.adjacent, "elements of a row are not adjacent")
 
 
 @rule("UPSCALE", sources=1)
