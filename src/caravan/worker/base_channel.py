@@ -256,7 +256,7 @@ class BaseChannel(Channel):
         src, dst = (TensorRef.parse(record) for record in command.request.unpack(payload))
         size = src.nbytes
         source = self.lanes[self.buffers.locate(src.part(0, size), size)[0].device]
-        lane = self.lanes[self.buffers.locate(dst.part(0, 0), size)[0].device]
+        lane = self.lanes[self.buffers.locate(dst.part(0, size), size)[0].device]
         lane.counters.count(command.name)
         if source is lane:
             body = self._answer(

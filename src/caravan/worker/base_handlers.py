@@ -16,14 +16,14 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from caravan.engine.layouts import TYPE_BLOCK, TYPE_BYTES
-from caravan.errors import AllocationError, RemoteError
+from caravan.errors import AllocationError
 from caravan.wire.commands import BASE_8, DEVICE, POINTER, U8, U64, Base
-from caravan.wire.extension import ADDRESS_SHIFT, Status
+from caravan.wire.extension import ADDRESS_SHIFT
 from caravan.wire.records import RPC_TENSOR
+from caravan.worker import graph
 from caravan.worker.buffers import Buffer, BufferTable
 from caravan.worker.copies import copy_within
 from caravan.worker.device import DeviceBuffer
-from caravan.worker.graph import tensor_alone
 from caravan.worker.lane import Lane
 from caravan.worker.log import log
 from caravan.worker.outlet import Parts
@@ -248,12 +248,9 @@ def init_tensor(lane: Lane, payload: bytes) -> Parts:
     if not ref.handle or not lane.device.pads:
         return NOTHING
     table = from_records(np.frombuffer(payload, RPC_TENSOR))
-    tensors = tensor_alone(table, lane.buffers.memory(lane.device.index))
     buffer = lane.own(lane.buffers.get(ref.handle))
-    if buffer.native is not None:
-        status = lane.device.init_tensor(buffer.native, tensors.ctypes.data)
-        if status != 0 or tensors["extra"][0]:
-            raise RemoteError(Status.BAD_REQUEST, "the engine cannot initialise the tensor")
+    lane.locate(ref.part(0, ref.nbytes), ref.nbytes)
+    graph.init_tensor(lane.device, table, buffer, lane.buffers.memory(lane.device.index))
     return NOTHING
 
 
@@ -263,7 +260,7 @@ def get_alloc_size(lane: Lane, payload: bytes) -> Parts:
     if not records["id"][0]:
         records = records.copy()
         records["id"][0] = 1
-    tensors = tensor_alone(from_records(records), lane.buffers.memory(lane.device.index))
+    tensors = graph.tensor_alone(from_records(records), lane.buffers.memory(lane.device.index))
     return _pack(Base.GET_ALLOC_SIZE, lane.device.alloc_size(tensors.ctypes.data))
 
 

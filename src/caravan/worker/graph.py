@@ -14,7 +14,8 @@ import numpy.typing as npt
 from caravan.engine import layouts
 from caravan.errors import RemoteError
 from caravan.wire.extension import Status
-from caravan.worker.buffers import Memory
+from caravan.worker.buffers import Buffer, Memory
+from caravan.worker.device import DeviceBuffer
 from caravan.worker.guards import Guard, Scratch, needed
 from caravan.worker.table import Rows, Table
 from caravan.worker.validate import VIEW_OPS, Placement, check, check_record, refuse
@@ -32,6 +33,14 @@ class Computes(Protocol):
     def supports(self, tensor: int) -> bool: ...
 
     def estimate(self, table: Table) -> int: ...
+
+
+class Initialises(Protocol):
+    """What a tensor needs of a device that pads it."""
+
+    def alloc_size(self, tensor: int) -> int: ...
+
+    def init_tensor(self, buffer: DeviceBuffer, tensor: int) -> int: ...
 
 
 class Graph:
@@ -69,6 +78,24 @@ class Graph:
 def tensor_alone(table: Table, memory: Memory) -> npt.NDArray[Any]:
     """A single tensor and its sources in the engine's form; the first is the tensor."""
     return build_tensors(table, check_record(table, memory))
+
+
+def init_tensor(device: Initialises, table: Table, buffer: Buffer, memory: Memory) -> None:
+    """Have the engine initialise a tensor in its buffer: it may write to what pads it.
+
+    Raises RemoteError, also where the padding would pass the buffer's end.
+    """
+    tensors = tensor_alone(table, memory)
+    if buffer.native is None:
+        return
+    address = int(tensors.ctypes.data)
+    room = buffer.size - (int(table.rows["data"][0]) - buffer.base)
+    size = device.alloc_size(address)
+    if size > room:
+        raise refuse(table.rows, 0, f"it needs {size} bytes with its padding, and has {room}")
+    status = device.init_tensor(buffer.native, address)
+    if status != 0 or tensors["extra"][0]:
+        raise RemoteError(Status.BAD_REQUEST, f"the engine's init_tensor ended with {status}")
 
 
 def build_tensors(table: Table, placement: Placement, extra: int = 0) -> npt.NDArray[Any]:

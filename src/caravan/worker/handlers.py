@@ -18,9 +18,9 @@ from caravan.wire.commands import EXT, SET_ENTRY, Ext
 from caravan.wire.dtypes import WireType, decode_wire_type
 from caravan.wire.extension import SIMULATED, Status, decode_peer_target
 from caravan.wire.records import EXT_TENSOR, SPAN
+from caravan.worker import graph
 from caravan.worker.buffers import Buffer
 from caravan.worker.copies import copy_within
-from caravan.worker.graph import tensor_alone
 from caravan.worker.lane import Lane
 from caravan.worker.outlet import Parts
 from caravan.worker.peering import open_way
@@ -231,17 +231,17 @@ def stats(lane: Lane, payload: bytes) -> Parts:
 def init_tensor(lane: Lane, payload: bytes) -> Parts:
     """Only devices that pad their tensors have anything to do here."""
     table = _records(payload)
-    tensors = tensor_alone(table, lane.buffers.memory(lane.device.index))
+    memory = lane.buffers.memory(lane.device.index)
     buffer = lane.own(lane.buffers.locate(int(table.rows["data"][0]), 0)[0])
-    if lane.device.pads and buffer.native is not None:
-        status = lane.device.init_tensor(buffer.native, tensors.ctypes.data)
-        if status != 0:
-            raise RemoteError(Status.BAD_REQUEST, f"the engine's init_tensor ended with {status}")
+    if lane.device.pads:
+        graph.init_tensor(lane.device, table, buffer, memory)
+    else:
+        graph.tensor_alone(table, memory)
     return NOTHING
 
 
 def alloc_size(lane: Lane, payload: bytes) -> Parts:
-    tensors = tensor_alone(_records(payload), lane.buffers.memory(lane.device.index))
+    tensors = graph.tensor_alone(_records(payload), lane.buffers.memory(lane.device.index))
     return _pack(Ext.ALLOC_SIZE, lane.device.alloc_size(tensors.ctypes.data))
 
 
