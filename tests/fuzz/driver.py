@@ -70,7 +70,7 @@ class Fuzzer:
         seed: int,
         corpus: list[Recorded] | None = None,
         base: float = 0.1,
-        length: int = 3000,
+        length: int = 10_000,
     ) -> None:
         self.target = target
         self.rng = random.Random(seed)

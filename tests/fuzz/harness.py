@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from caravan.errors import CaravanError
+from caravan.trust.token import Token
 from caravan.wire import codec, extension
 from caravan.wire.commands import EXT, Base, Ext, base_table
 from caravan.wire.extension import FRAME
@@ -19,7 +20,7 @@ from caravan.wire.records import RPC_TENSOR
 from caravan.wire.versions import V7, V8
 from caravan.worker import base_handlers, handlers
 from caravan.worker.buffers import Memory
-from caravan.worker.handshake import greet
+from caravan.worker.handshake import Terms, greet
 from caravan.worker.lane import Lane
 from caravan.worker.loader import wishes
 from caravan.worker.table import Table, from_base, from_extension, from_records
@@ -46,6 +47,10 @@ MEMORY = Memory(
 )
 
 
+# Open to everybody, and asking for a token.
+TERMS = (Terms(V8), Terms(V7), Terms(V8, token=Token("0" * 32)))
+
+
 class Stream:
     """A socket whose other end has sent `data` and left."""
 
@@ -67,8 +72,9 @@ class Stream:
 
 def greeting(data: bytes) -> None:
     """The first bytes on a new connection."""
-    for version in (V7, V8):
-        greet(Stream(data), version, True, 1.0)
+    for terms in TERMS:
+        _quiet(lambda t=terms: greet(Stream(data), t))
+    greet(Stream(data), TERMS[0])
 
 
 def headers(data: bytes) -> None:
