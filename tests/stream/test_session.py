@@ -300,7 +300,7 @@ def test_too_few_or_too_many_base_devices(serve, watchdog, count):
     fails(server, watchdog, RemoteProtocolError, f"offers {count} devices")
 
 
-@pytest.mark.parametrize(("alignment", "size"), [(0, 1), (33, 1), (32, 0)])
+@pytest.mark.parametrize(("alignment", "size"), [(0, 1), (33, 1), (1 << 40, 1), (32, 0)])
 def test_a_base_device_that_makes_no_sense(serve, watchdog, alignment, size):
     server = serve(steps(hello(V8, bytes(24)), base(u32(1), u64(alignment), u64(size), u64(1, 2))))
     fails(server, watchdog, RemoteProtocolError, f"alignment {alignment}")

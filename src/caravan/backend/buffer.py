@@ -18,6 +18,7 @@ from caravan.engine import layouts
 from caravan.errors import CaravanError, DeviceError
 from caravan.stream.link import DeviceLink, RemoteAllocation, TensorRef
 from caravan.stream.ticket import Ticket
+from caravan.wire.extension import MAX_BUFFER_SIZE
 
 if TYPE_CHECKING:
     from caravan.backend.device import RemoteDevice
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 # memory before set_tensor returns. Other writes are copied whatever their size: waiting for the
 # socket in the middle of a prompt would stop the pipeline.
 SNAPSHOT_MAX = 128 << 10
+# Taken for a bigger size that a worker names: more than any buffer has room for, which the engine
+# finds out, and little enough that it can add up such sizes.
+_NO_BUFFER = MAX_BUFFER_SIZE + 1
 _string_at = ctypes.string_at
 _u64 = ctypes.c_uint64.from_address
 _i32 = ctypes.c_int32.from_address
@@ -305,7 +309,7 @@ class TensorSizes:
         known = self._cache.get(key)
         if known is None:
             try:
-                known = self._ask(tensor)
+                known = min(self._ask(tensor), _NO_BUFFER)
             except CaravanError:
                 return size
             self._cache[key] = known

@@ -366,7 +366,7 @@ def _base_info(endpoint: Endpoint, stream: Stream, version: Version, index: int)
     (alignment,) = ask(stream, table[Base.GET_ALIGNMENT], index)
     (max_size,) = ask(stream, table[Base.GET_MAX_SIZE], index)
     free, total = ask(stream, table[Base.GET_DEVICE_MEMORY], index)
-    if alignment <= 0 or alignment & (alignment - 1) or max_size == 0:
+    if not extension.is_alignment(alignment) or max_size == 0:
         raise RemoteProtocolError(
             f"{endpoint} answers alignment {alignment}, maximal buffer size {max_size}"
         )

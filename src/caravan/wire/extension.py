@@ -52,6 +52,9 @@ MAX_SPANS = LIMIT
 ADDRESS_SHIFT = 40
 MAX_BUFFER_SIZE = (1 << ADDRESS_SHIFT) - 1
 
+# Of tensors in a buffer: more than any device wants, and little enough that sizes can be added up.
+MAX_ALIGNMENT = 1 << 20
+
 # The device of a SESSION that only asks what has become of a session.
 NO_DEVICE = (1 << 32) - 1
 
@@ -313,11 +316,16 @@ def decode_session_reply(data: bytes) -> SessionReply:
     # those that this version does not know are of no use, and no fault
     reply.sources[:] = [word for word in reply.sources if word in SOURCES]
     for device in reply.devices:
-        if device.alignment <= 0 or device.alignment & (device.alignment - 1):
+        if not is_alignment(device.alignment):
             raise RemoteProtocolError(f"device {device.name}: alignment {device.alignment}")
         if not 0 < device.max_size <= MAX_BUFFER_SIZE:
             raise RemoteProtocolError(f"device {device.name}: max_size {device.max_size}")
     return reply
+
+
+def is_alignment(value: int) -> bool:
+    """Whether a device may want its tensors at multiples of `value` bytes."""
+    return 0 < value <= MAX_ALIGNMENT and value & (value - 1) == 0
 
 
 def error_text(data: bytes) -> str:
