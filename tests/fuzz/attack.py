@@ -28,6 +28,7 @@ class Attack:
         sent: everything, in order.
         closed: the worker has ended a connection.
         waiting: it was given up because a device waits, or computes, for long.
+        lied: it has sent a length that was none, and so is not surprised at its end.
         cleared: put zeros into all buffers before each graph, so that few of them find an index
             out of range, which ends a session and shows nothing new.
     """
@@ -40,6 +41,8 @@ class Attack:
         self.mutated = 0
         self.waiting = False
         self.cleared = False
+        self.lied = False
+        self._ended: bool | None = None
         buffers = sum(m.number == Ext.ALLOC for m in recorded.messages)
         pack = EXT[Ext.CLEAR].request.pack
         self._clears = [pack(handle, 0) for handle in range(1, 1 + buffers)]
@@ -52,6 +55,8 @@ class Attack:
 
     @property
     def closed(self) -> bool:
+        if self._ended is not None:
+            return self._ended
         return not all(pipe.open for pipe in self.pipes)
 
     def replay(self) -> bool:
@@ -119,6 +124,7 @@ class Attack:
 
     def lie(self, rng: random.Random) -> None:
         """A frame whose length is wrong, and what follows it."""
+        self.lied = True
         pipe = rng.choice(self.pipes)
         number = rng.choice((*EXT, 255))
         pipe.post(number, rng.randbytes(50), length=rng.choice((0, 10, 1 << 20, codec.MAX_PAYLOAD)))
@@ -129,5 +135,6 @@ class Attack:
         pump(self.pipes, 0.0)
 
     def close(self) -> None:
+        self._ended = self.closed
         for pipe in self.pipes:
             pipe.close()

@@ -60,43 +60,63 @@ class Inquest:
         self.target = target
         self.crashes: list[Crash] = []
         self.kinds: Counter[str] = Counter()
+        self._seen = 0
 
     @property
     def by_index(self) -> int:
         """How many were an index out of range."""
         return sum(n for kind, n in self.kinds.items() if any(text in kind for text in INDICES))
 
-    def look(self, recorded: Recorded, sent: list[Message], base: bool = False) -> None:
-        lines = _death(self.target, patient=not base)
+    def look(self, recorded: Recorded, sent: list[Message], patience: float) -> None:
+        """Whether a session that ended has died, and why; its death may be told in a while."""
+        lines = self._death(patience)
         if lines is None:
             return
         reason = next((line for line in lines if "GGML_ASSERT" in line or "abort" in line), "")
         reason = reason.rpartition("/")[2] or next(line for line in lines if "died by" in line)
         known = reason.partition("died by")[2] or reason
         self.kinds[known] += 1
-        if any(text in known for text in INDICES):
+        if any(text in known for text in INDICES) or self.kinds[known] > _LOOKED_INTO:
             return
-        if self.kinds[known] <= _LOOKED_INTO and not base:
-            self.crashes.append(self._looked_into(recorded, sent, known))
-        elif base:
+        if recorded.protocol:
             last = sent[-1]
             self.crashes.append(Crash(recorded.name, last.number, last.payload, known, False))
+        else:
+            self.crashes.append(self._looked_into(recorded, sent, known))
+
+    def close(self) -> None:
+        """Deaths that were told too late to be looked into are findings too."""
+        if self._death(0.1) is not None or sum(self.target.deaths.values()) > self._seen:
+            self.crashes.append(Crash("?", 0, b"", "told late", False))
+            self._seen = sum(self.target.deaths.values())
 
     def _looked_into(self, recorded: Recorded, sent: list[Message], reason: str) -> Crash:
         index = self._culprit(recorded, sent)
         if index is None:
-            return Crash(recorded.name, 0, b"", f"{reason}; not again", True)
+            return Crash(recorded.name, 0, b"", f"{reason}; not again", False)
         message = sent[index]
-        alone = [message]
+        alone = [*_graph_of(message, sent[:index]), message]
         if not self._dies(recorded, alone):
-            return Crash(
-                recorded.name, message.number, message.payload, f"{reason}; not alone", True
-            )
-        crash = Crash(recorded.name, message.number, message.payload, reason, False)
+            reason += "; not alone"
+            return Crash(recorded.name, message.number, message.payload, reason, False)
+        crash = Crash(recorded.name, message.number, alone[0].payload, reason, False)
         crash.data = not self._dies(recorded, alone, zeros=True)
-        if message.number == Ext.GRAPH_COMPUTE:
-            crash.op, crash.payload = self._node(recorded, message, zeros=not crash.data)
+        if alone[0].number == Ext.GRAPH_COMPUTE:
+            crash.op, crash.payload = self._node(recorded, alone[0], zeros=not crash.data)
         return crash
+
+    def _death(self, patience: float = 5.0) -> list[str] | None:
+        """The worker's last lines if a session process has died by a signal."""
+        deadline = time.monotonic() + patience
+        lines: list[str] = []
+        while True:
+            lines += self.target.news()
+            if sum(self.target.deaths.values()) > self._seen:
+                self._seen += 1
+                return lines
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.01)
 
     def _culprit(self, recorded: Recorded, sent: list[Message]) -> int | None:
         """Which of the messages it was, by sending them again and waiting after each."""
@@ -108,7 +128,7 @@ class Inquest:
                     return None
             for index in range(last, len(sent)):
                 if not attack.send([(sent[index], False)]):
-                    return index if attack.closed and _death(self.target) is not None else None
+                    return index if attack.closed and self._death() is not None else None
             return None
         finally:
             attack.close()
@@ -117,11 +137,11 @@ class Inquest:
         attack = Attack(self.target.endpoint, recorded)
         try:
             if not attack.replay():
-                return _death(self.target) is not None
+                return self._death() is not None
             if zeros:
                 attack.clear()
             attack.send([(message, False) for message in messages])
-            return attack.closed and _death(self.target) is not None
+            return attack.closed and self._death() is not None
         finally:
             attack.close()
 
@@ -154,15 +174,10 @@ def one_node(rows: np.ndarray, node: int) -> np.ndarray:
     return part
 
 
-def _death(target: Target, patient: bool = True) -> list[str] | None:
-    """The worker's last lines if a session process has died by a signal."""
-    deadline = time.monotonic() + (5.0 if patient else 0.0)
-    before = sum(target.deaths.values())
-    lines: list[str] = []
-    while True:
-        lines += target.news()
-        if sum(target.deaths.values()) > before:
-            return lines
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.01)
+def _graph_of(message: Message, before: list[Message]) -> list[Message]:
+    """The graph that a GRAPH_RECOMPUTE means."""
+    if message.number != Ext.GRAPH_RECOMPUTE:
+        return []
+    uid = message.payload[:8]
+    graphs = [m for m in before if m.number == Ext.GRAPH_COMPUTE and m.payload[:8] == uid]
+    return graphs[-1:]

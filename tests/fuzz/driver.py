@@ -7,7 +7,9 @@ crash that the data of an index can cause, which costs the head that sent it its
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,11 +21,14 @@ from fuzz.attack import KEPT_OUT, Attack
 from fuzz.base import BaseSession
 from fuzz.corpus import Message, Recorded, load
 from fuzz.crashes import Inquest
+from fuzz.harness import first_words
 from fuzz.mutate import Mutator
 from fuzz.pipes import Broken
 from fuzz.target import Finding, Target
 
 _BATCH = 48
+# Connections that say something wrong at once, before each session.
+_STRANGERS = 20
 # Without its buffers a session has little left to try.
 _RARE = (*KEPT_OUT, Ext.FREE, Ext.TAKE)
 
@@ -89,13 +94,29 @@ class Fuzzer:
         begin, end = time.monotonic(), self.tally.messages + messages
         while self.tally.messages < end:
             self.tally.sessions += 1
+            self._strangers()
             if self._old and self.rng.random() < self._base:
                 self._base_session(self.rng.choice(self._old))
             else:
                 self._session(self.rng.choice(self._ext), end - self.tally.messages)
         self.target.check()
-        self.target.news()
+        self.inquest.close()
         self.tally.seconds += time.monotonic() - begin
+
+    def _strangers(self) -> None:
+        """First words that are wrong, to the supervisor itself."""
+        host, _, port = self.target.endpoint.rpartition(":")
+        words = first_words()
+        for _ in range(_STRANGERS):
+            data = Mutator(self.rng, 0).bytes_(self.rng.choice(words)[1:])
+            sock = socket.create_connection((host, int(port)), 30)
+            with sock, contextlib.suppress(OSError):
+                sock.sendall(data)
+                if self.rng.random() < 0.3:
+                    sock.shutdown(socket.SHUT_WR)
+                    sock.recv(1 << 16)
+        self.tally.messages += _STRANGERS
+        self.tally.mutated += _STRANGERS
 
     def _base_session(self, recorded: Recorded) -> None:
         session = BaseSession(self.target.endpoint, recorded, self.rng)
@@ -103,7 +124,7 @@ class Fuzzer:
         self.tally.messages += session.messages
         self.tally.mutated += session.mutated
         self.tally.refused += died
-        self.inquest.look(recorded, session.sent, base=True)
+        self.inquest.look(recorded, session.sent, 0.1)
 
     # a session of the extension
 
@@ -128,7 +149,7 @@ class Fuzzer:
             for status, count in pipe.statuses.items():
                 self.tally.statuses[extension.Status(status).name] += count
         if attack.closed:
-            self.inquest.look(recorded, attack.sent)
+            self.inquest.look(recorded, attack.sent, 0.2 if attack.lied else 5.0)
 
     def _batch(self, recorded: Recorded, mutator: Mutator) -> list[tuple[Message, bool]]:
         """Messages as they follow each other in a recorded session, and what was changed."""
