@@ -33,6 +33,7 @@ class BaseSession:
         self.mutated = 0
         host, _, port = endpoint.rpartition(":")
         self._sock = socket.create_connection((host, int(port)), _BOUND)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._closed = False
 
     def run(self) -> bool:
@@ -60,8 +61,8 @@ class BaseSession:
             self._call(message)
 
     def _call(self, message: Message) -> None:
-        self._sock.sendall(codec.base_request(message.number, len(message.payload)))
-        self._sock.sendall(message.payload)
+        header = codec.base_request(message.number, len(message.payload))
+        self._sock.sendall(header + message.payload)
         self.sent.append(message)
         self.messages += 1
         command = self._table[message.number]

@@ -32,6 +32,7 @@ class Pipe:
     def __init__(self, endpoint: str, device: int = 0, key: str = "") -> None:
         host, _, port = endpoint.rpartition(":")
         self.sock = socket.create_connection((host, int(port)), 30)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.statuses: Counter[int] = Counter()
         self.open = True
         self._out = bytearray()
