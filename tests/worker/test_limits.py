@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from caravan.trace.spans import Kind
 from caravan.transport import memory
 from caravan.transport.reader import Reader
 from caravan.wire import codec, extension
-from caravan.wire.commands import Ext, base_table
+from caravan.wire.commands import EXT, Ext, base_table
 from caravan.wire.extension import Status
 from caravan.wire.records import EXT_TENSOR
 from caravan.worker import outlet, peers, pool, replies, table
@@ -320,3 +321,52 @@ def test_a_stranger_s_first_words_are_short(worker, number):
         size = extension.MAX_QUESTION + 1
         wire.send(codec.ext_frame(number, 1, size), b'{"session":"' + b"[" * 100)
         wire.assert_closed()
+
+
+# floods, at a live worker
+
+
+def flood(client: ExtClient, message: bytes, count: int) -> int:
+    """Send it so often, or until the worker has stopped reading; how often it was."""
+    block = message * max(1, (64 << 10) // len(message))
+    client.sock.settimeout(2.0)
+    sent = 0
+    with contextlib.suppress(TimeoutError):
+        while sent < count * len(message):
+            sent += client.sock.send(block)
+    return sent // len(message)
+
+
+def test_answers_that_nobody_reads_fill_no_memory(worker):
+    with ExtClient(worker.endpoint) as client, ExtClient(worker.endpoint) as other:
+        _, base = client.alloc(U)
+        before = residents(worker.pid)
+        body = EXT[Ext.GET].request.pack(base, U)
+        flood(client, codec.ext_frame(Ext.GET, 1, len(body)) + body, 4000)
+        wait_until(lambda: grown(worker.pid, before) > 200 * U)
+        for _ in range(200):
+            other.fence()
+            assert grown(worker.pid, before) < 400 * U
+
+
+def test_commands_behind_one_that_waits_fill_no_memory(worker):
+    with ExtClient(worker.endpoint) as client:
+        _, base = client.alloc(64)
+        before = residents(worker.pid)
+        client.post(Ext.TAKE, 0, 0, 1, base, 8)
+        assert flood(client, codec.ext_frame(Ext.FENCE, 1, 0), 1_000_000) < 1_000_000
+        assert grown(worker.pid, before) < 200 * U
+
+
+def residents(supervisor: int) -> dict[int, int]:
+    """Of its session processes; one of an earlier session may be about to end."""
+    found = {}
+    for pid in sessions(supervisor):
+        with contextlib.suppress(OSError, AssertionError):
+            found[pid] = resident(pid)
+    return found
+
+
+def grown(supervisor: int, before: dict[int, int]) -> int:
+    now = residents(supervisor)
+    return max(now[pid] - size for pid, size in before.items() if pid in now)
