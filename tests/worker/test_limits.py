@@ -344,7 +344,7 @@ def test_answers_that_nobody_reads_fill_no_memory(worker):
         body = EXT[Ext.GET].request.pack(base, U)
         flood(client, codec.ext_frame(Ext.GET, 1, len(body)) + body, 4000)
         wait_until(lambda: grown(worker.pid, before) > 200 * U)
-        for _ in range(200):
+        for _ in range(2000):
             other.fence()
             assert grown(worker.pid, before) < 400 * U
 
