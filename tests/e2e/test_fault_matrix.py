@@ -38,7 +38,7 @@ from caravan.wire.commands import Base, Ext
 from e2e import tiny
 from e2e.cable import Cable, cable_to
 from e2e.loads import is_spare
-from e2e.processes import BOUND, alive, children, descriptors, kill, wait_for
+from e2e.processes import BOUND, children, descriptors, kill, wait_for
 from wired import Side
 from worker.raw_client import BaseClient, ExtClient
 
@@ -318,7 +318,8 @@ def kill_worker(head: Head) -> None:
 def kill_session(head: Head) -> None:
     pid = head.session()
     kill(pid)
-    wait_for(lambda: not alive(pid))
+    # its worker has noticed
+    wait_for(lambda: pid not in children(head.victim.pid))
     head.cable.plug()
 
 
