@@ -1,4 +1,4 @@
-"""A worker under random heads, sessions and deaths for a long time; see `tests/soak`.
+"""A worker under random heads, sessions and deaths for a long time; see `tests/soaking`.
 
     python benchmarks/soak.py --minutes 60
 
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 
 def main() -> int:
-    from soak.driver import MOST_GROWTH, Soak
+    from soaking.driver import MOST_GROWTH, Soak
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)

@@ -31,7 +31,7 @@ from e2e import tiny
 from e2e.cable import cable_to
 from e2e.loads import is_spare
 from e2e.processes import children, descriptors, kill, wait_for
-from soak import head
+from soaking import head
 from worker.raw_client import BaseClient, Closed, ExtClient, Wire
 
 DEVICE = 96 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soak.driver import Soak
+from soaking.driver import Soak
 
 
 def test_random_heads_leave_nothing_behind(tmp_path):
