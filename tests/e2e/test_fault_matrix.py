@@ -397,6 +397,18 @@ def serves(lab: Lab, sample: Expected) -> None:
         assert np.array_equal(context.logits(), sample.prompt)
 
 
+def test_the_table_in_the_docs_is_this_one():
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    part = page.partition("\n## Faults\n")[2].partition("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("| ")]
+    told = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert told[0] == ["Fault", *PHASES]
+    assert told[1:] == [
+        [fault, *(f"`{o.error.__name__}`" if o else "goes on" for o in outcomes)]
+        for fault, outcomes in OUTCOMES.items()
+    ]
+
+
 def check(side: Side, outcome: Fails | None, endpoint: str) -> None:
     """How the head's life has ended."""
     if outcome is GOES_ON:
