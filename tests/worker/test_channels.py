@@ -17,6 +17,7 @@ from caravan.wire import codec
 from caravan.wire.commands import BASE_8, EXT, Base, Ext
 from caravan.wire.extension import FRAME, Status
 from caravan.worker.base_channel import BaseChannel
+from caravan.worker.channel import Channel
 from caravan.worker.ext_channel import ExtChannel
 from worker.fakes import FakeDevice, lanes
 from worker.raw_client import linear_records, linear_rows, record
@@ -86,6 +87,29 @@ def serving(channel_class, devices, *extra) -> Iterator[tuple[Peer, list]]:
         channel.replies.close()
         for lane in made:
             lane.executor.close()
+
+
+@pytest.mark.parametrize("extension", [True, False])
+def test_a_message_that_there_is_no_memory_for_ends_the_connection(extension, monkeypatch, capsys):
+    """In a line, and without a hang: where the next message begins nobody knows."""
+
+    def starved(reader: Reader, size: int) -> bytes:
+        raise MemoryError
+
+    near, far = memory.pair()
+    made, buffers = lanes(FakeDevice())
+    if extension:
+        channel: Channel = ExtChannel(near, made[0], made, buffers)
+    else:
+        channel = BaseChannel(near, made, buffers, 8)
+    monkeypatch.setattr(Reader, "read", starved)
+    assert channel.serve() is False
+    assert "no memory for what its head sends" in str(channel.broke)
+    assert capsys.readouterr().err.endswith("out of memory\n")
+    channel.replies.close()
+    far.close()
+    for lane in made:
+        lane.executor.close()
 
 
 @pytest.fixture

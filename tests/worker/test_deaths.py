@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -181,6 +182,48 @@ def test_memory_that_the_system_does_not_give_is_an_error_and_no_death():
         process.terminate()
         process.wait(20)
         process.stdout.close()
+
+
+@contextlib.contextmanager
+def confined(pid: int, size: int) -> Iterator[None]:
+    """The system lets the process have so much memory; skips where that cannot be arranged."""
+    old, new = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    base, name = (old, "memory.limit_in_bytes") if old.is_dir() else (new, "memory.max")
+    group = base / f"caravan-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / name).write_text(str(size))
+        (group / "cgroup.procs").write_text(str(pid))
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no control group can be made here: {exc}")
+    try:
+        yield
+    finally:
+        # it is removed when the process is gone
+        wait_until(lambda: not group.exists() or _removed(group))
+
+
+def _removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        group.rmdir()
+        return True
+    return False
+
+
+def test_the_system_kills_one_that_takes_too_much_memory(worker):
+    """Which it does without a word: the head is told what is likely."""
+    with ExtClient(worker.endpoint) as client:
+        victim = serving(worker)
+        _, base = client.alloc(50 * MB)
+        with ExtClient(worker.endpoint) as other, confined(victim, resident(victim) + 10 * MB):
+            with contextlib.suppress(Closed, OSError):
+                for at in range(1, 50):
+                    client.set(base + at * MB, bytes(MB))
+                    client.fence()
+            assert why(worker.endpoint, client.key) == (Status.ENDED, DEATHS[signal.SIGKILL])
+            other.alloc(60 * MB)
 
 
 # heads that are gone without a word

@@ -82,6 +82,8 @@ class BaseChannel(Channel):
             self.replies.drain(1.0)
         except TransportError:
             pass
+        except MemoryError:
+            self.starve()
         return None
 
     def _read_request(self) -> Job | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from caravan.errors import (
     AllocationError,
     CaravanError,
+    ConnectionClosed,
     DeviceError,
     RemoteError,
     TransportError,
@@ -23,6 +24,7 @@ from caravan.wire.extension import Status
 from caravan.worker.buffers import Buffer, BufferTable
 from caravan.worker.executor import Budget, Job
 from caravan.worker.lane import Lane
+from caravan.worker.log import log
 from caravan.worker.outlet import Parts
 from caravan.worker.replies import NOTHING, Replies
 
@@ -77,6 +79,11 @@ class Channel:
 
     def _read(self) -> bool:
         raise NotImplementedError
+
+    def starve(self) -> None:
+        """There is no memory for what comes: nobody knows where the next message begins."""
+        self.broke = ConnectionClosed("the worker has no memory for what its head sends")
+        log(f"closing the connection to {self.transport.peer}: out of memory")
 
     def post(
         self, lane: Lane, work: Work, *, inline: bool = True, held: int = 0, owed: int = 0

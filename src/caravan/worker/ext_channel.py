@@ -96,6 +96,9 @@ class ExtChannel(Channel):
             # without its frames, which hold this channel
             self.broke = exc.with_traceback(None)
             return None
+        except MemoryError:
+            self.starve()
+            return None
 
     def _read_requests(self) -> Job | None:
         while True:
