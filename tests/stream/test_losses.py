@@ -29,6 +29,23 @@ def test_end_while_idle(rig):
     check_lost(rig, "receive")
 
 
+def test_end_while_something_is_done_that_has_no_reply(rig):
+    """What the peer was last asked to do, as long as nothing says that it is done."""
+    rig.stream.post(RECOMPUTE, [bytes(8)])
+    rig.peer.close()
+    check_lost(rig, RECOMPUTE.name)
+
+
+def test_end_while_idle_after_something_that_has_no_reply(rig):
+    rig.stream.post(RECOMPUTE, [bytes(8)])
+    ticket = rig.get(4)
+    rig.peer.request()
+    rig.peer.reply(rig.peer.request(), bytes(4))
+    ticket.wait(PATIENCE)
+    rig.peer.close()
+    check_lost(rig, "receive")
+
+
 def test_end_before_a_reply(rig):
     tickets = [rig.get(4), rig.get(4)]
     rig.peer.close()

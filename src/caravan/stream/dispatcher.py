@@ -91,6 +91,8 @@ class Stream:
         self._queue: deque[Message] = deque()
         self._iov: deque[Buffer] = deque()
         self._due = Due()
+        # the newest command that has no reply, and its number
+        self._silent, self._silent_seq = "", 0
         self._gates: list[Ticket] = []
         self._queued = 0
         self._seq = 0
@@ -268,6 +270,8 @@ class Stream:
             ticket.receiver = self._receiver
             self._owe()
             self._due.add(ticket, command.aside)
+        else:
+            self._silent, self._silent_seq = command.name, self._seq
         self._queue.append(message)
         self._queued += message.size
         self.commands += 1
@@ -443,8 +447,11 @@ class Stream:
             ticket.fail(self.lost or cause)
 
     def _next(self, otherwise: str) -> str:
-        """The command whose reply is due next."""
-        ticket = self._due.oldest() or self._due.aside()
+        """The command whose reply is due next, or else one that has none and may not be done."""
+        ticket = self._due.oldest()
+        if ticket is None and self._silent and not self.has_answered(self._silent_seq):
+            return self._silent
+        ticket = ticket or self._due.aside()
         return ticket.name if ticket is not None else otherwise
 
     # the end
