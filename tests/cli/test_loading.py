@@ -128,6 +128,17 @@ def test_a_log_that_takes_no_more_does_not_end_the_load(clock, monkeypatch):
     lines([load(total=MB)])
 
 
+def test_what_is_loaded_once_more_is_told_of_anew(at):
+    """After a loss; the speed is that of the new load."""
+    assert len(at(10.0, load(total=100 * MB, network=50 * MB))) == 1
+    assert len(at(11.0, load(total=100 * MB, network=100 * MB))) == 1
+    assert at(500.0, load(total=100 * MB)) == [
+        "caravan: loading RPC0: 0 of 100 MB",
+    ]
+    (line,) = at(510.0, load(total=100 * MB, network=50 * MB))
+    assert "5 MB/s" in line
+
+
 # bars
 
 

@@ -84,6 +84,9 @@ class _Lines:
                 if load.total and load.name not in self._told:
                     print(_line(load, speeds[load.name] / _MB), file=sys.stderr, flush=True)
         self._told |= {load.name for load in loads if load.done == load.total}
+        if over:
+            # it may be loaded once more
+            self._speeds, self._told = _Speeds(self._clock), set()
 
 
 def _line(load: DeviceLoad, speed: float) -> str:
@@ -116,8 +119,7 @@ class _Bars:
     def __init__(self, stack: contextlib.ExitStack, passing: bool) -> None:
         self._stack = stack
         self._passing = passing
-        self._begin = time.monotonic()
-        self._speeds = _Speeds(time.monotonic)
+        self._start()
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
 
@@ -125,6 +127,8 @@ class _Bars:
         over = all(load.done == load.total for load in loads)
         speeds = {load.name: self._speeds.of(load) for load in loads}
         if self._bars is None:
+            if over:
+                self._start()
             if over or time.monotonic() - self._begin < _PATIENCE_SECONDS:
                 return
             self._bars = self._stack.enter_context(_new_bars(self._passing))
@@ -146,6 +150,11 @@ class _Bars:
             # what is printed from here on is somebody else's
             self._stack.close()
             self._bars, self._tasks = None, {}
+            self._start()
+
+    def _start(self) -> None:
+        """It may be loaded once more."""
+        self._begin, self._speeds = time.monotonic(), _Speeds(time.monotonic)
 
 
 def _new_bars(passing: bool) -> Any:
