@@ -21,7 +21,7 @@ from caravan.llm.model import Model
 from caravan.llm.params import ContextParams
 from caravan.llm.raw import RawContext
 from caravan.llm.recovery import Back, lacks_memory
-from caravan.llm.resume import Losses, Resume, Resumed, delays, policy
+from caravan.llm.resume import Losses, Resume, Resumed, delays, is_refusal, policy
 
 _T = TypeVar("_T")
 
@@ -265,7 +265,7 @@ class Context:
     def _go_on(self, lost: WorkerLost) -> None:
         """Be as before the loss; raises it where nobody wants that, or it cannot be."""
         resume = self.resume
-        if resume is None or lost.outcome or self._closed:
+        if resume is None or lost.outcome or self._closed or is_refusal(lost):
             raise lost
         began = time.monotonic()
         if self._computed > self._computed_then:

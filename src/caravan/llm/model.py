@@ -29,7 +29,7 @@ from caravan.llm.params import ContextParams, ModelParams, c_model_params
 from caravan.llm.placement import place_layers
 from caravan.llm.planning import first_split
 from caravan.llm.refusal import Refusals, reason
-from caravan.llm.resume import Losses, Resume, Resumed, policy
+from caravan.llm.resume import Losses, Resume, Resumed, is_refusal, policy
 from caravan.llm.vocabulary import Vocabulary
 from caravan.models import resolve
 from caravan.models.fake import described_size
@@ -124,7 +124,7 @@ class Model:
             check_all(self.devices)
             self.load()
         except WorkerLost as lost:
-            if self.resume is None:
+            if self.resume is None or is_refusal(lost):
                 raise
             self._begin_again(lost, self.resume, began)
 

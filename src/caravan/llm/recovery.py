@@ -21,7 +21,7 @@ from caravan.errors import (
     WorkerStartError,
 )
 from caravan.llm.devices import EngineDevice
-from caravan.llm.resume import Losses, Resume, delays
+from caravan.llm.resume import Losses, Resume, delays, is_refusal
 
 # An attempt that has begun in time is given so many seconds more: a session process may have to
 # start.
@@ -102,7 +102,7 @@ def bring_back(
             _load(target, lost, deadline, stop)
             return Back(tuple(names), gone)
         except WorkerLost as again:
-            if again.outcome:
+            if again.outcome or is_refusal(again):
                 raise
             losses.add(again, resume)
 

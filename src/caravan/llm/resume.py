@@ -9,8 +9,10 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from caravan.errors import UsageError, WorkerLost
+from caravan.errors import LocalProtocolError, RemoteError, UsageError, WorkerLost
+from caravan.wire.extension import Status
 
+_REFUSALS = (Status.BAD_REQUEST, Status.UNKNOWN_COMMAND, Status.REFUSED)
 _FIRST_DELAY = 0.05
 _MOST_DELAY = 2.0
 
@@ -102,6 +104,15 @@ def policy(resume: bool | Resume | None) -> Resume | None:
     if resume is True:
         return Resume()
     return resume or None
+
+
+def is_refusal(lost: WorkerLost) -> bool:
+    """Whether a worker would not do what it was asked to, or this head could not ask: then it would
+    be the same again."""
+    cause = lost.cause
+    if isinstance(cause, RemoteError):
+        return cause.code in _REFUSALS
+    return isinstance(cause, LocalProtocolError)
 
 
 def delays() -> Iterator[float]:

@@ -147,8 +147,7 @@ class Worker:
             self._remove_directory()
             return
         # one that is just being started again must not be waited for
-        with contextlib.suppress(OSError):
-            process.terminate()
+        self._let_go()
         with self._changing:
             process, self._process = self._process, None
             if process is not None:
