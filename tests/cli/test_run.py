@@ -10,8 +10,9 @@ import pytest
 
 from caravan.cli import main as cli_main
 from caravan.cli import run as run_module
-from caravan.errors import ModelError
+from caravan.errors import ConnectionClosed, ModelError, WorkerLost
 from caravan.llm import opening
+from caravan.llm.resume import Resume, Resumed
 from pictures import check, on_track
 
 
@@ -58,6 +59,7 @@ def nothing_starts(monkeypatch):
         (["--timeout", "0"], "--timeout"),
         (["--timeout", "nan"], "nan is not a time from 0.1 to 86400 seconds"),
         (["--timeout", "inf"], "inf is not a time"),
+        (["--resume-wait", "-1"], "-1 is not a time from 0 to 86400 seconds"),
     ],
 )
 def test_wrong_usage(args, words, smollm2, capsys, nothing_starts):
@@ -236,14 +238,47 @@ def test_a_trace_does_not_overwrite_the_model(command, nothing_starts, tmp_path,
 
 
 def test_what_is_told_after_the_text_begins_a_new_line_on_a_screen(monkeypatch, capsys, tmp_path):
-    def complete(options, prompt, workers, names, params, on_text):
-        on_text("once")
+    def complete(options, prompt, workers, names, params, text):
+        text.write("once")
         raise ModelError("lost")
 
     monkeypatch.setattr(run_module, "_run", complete)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert cli_main.main(["run", "-m", "x", "-p", "x"]) == 1
     assert capsys.readouterr() == ("once\n", "caravan: error: lost\n")
+
+
+def test_a_loss_is_told_between_two_parts_of_the_text(monkeypatch, capsys):
+    lost = WorkerLost("a:1", "RPC0", "GET", ConnectionClosed("it closed"))
+
+    def complete(options, prompt, workers, names, params, text):
+        resume = run_module._resume(options, text)
+        text.write("once")
+        resume.on_wait(lost, resume.wait)
+        resume.on_resume(Resumed.of(lost, ("RPC0",), {}, ("RPC0",), 1.5, 3))
+        text.write(" upon")
+        raise ModelError("over")
+
+    monkeypatch.setattr(run_module, "_run", complete)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert cli_main.main(["run", "-m", "x", "-p", "x", "--resume-wait", "7"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "once\n upon\n"
+    assert err.splitlines() == [
+        "caravan: lost RPC0 at a:1 during GET: it closed; waiting for it, 7 s at most",
+        "caravan: RPC0 at a:1 was lost during GET (it closed): back after 1.5 s, 3 tokens replayed",
+        "caravan: error: over",
+    ]
+
+
+@pytest.mark.parametrize(("word", "expected"), [("--no-resume", False), ("-q", Resume(60.0))])
+def test_what_is_done_about_a_loss(word, expected, monkeypatch):
+    def complete(options, prompt, workers, names, params, text):
+        assert run_module._resume(options, text) == expected
+        raise ModelError("over")
+
+    monkeypatch.setattr(run_module, "_run", complete)
+    assert cli_main.main(["run", "-m", "x", "-p", "x", word]) == 1
 
 
 def test_statistics_come_before_what_went_wrong_with_a_trace(smollm2, capsys):

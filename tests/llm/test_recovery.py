@@ -12,13 +12,17 @@ from caravan.errors import (
     AllocationError,
     ConnectError,
     DoesNotFit,
+    LocalProtocolError,
     ModelError,
     ProtocolError,
+    RemoteError,
+    SessionEnded,
     UsageError,
     WorkerLost,
 )
 from caravan.llm import recovery
-from caravan.llm.resume import Losses, Resume, Resumed, delays, policy
+from caravan.llm.resume import Losses, Resume, Resumed, delays, is_refusal, policy
+from caravan.wire.extension import Status
 
 REFUSED = ConnectError("cannot connect to b:1: refused")
 
@@ -201,6 +205,28 @@ def test_losses_without_end_end(target):
     assert target.done == ["load"] * 4
 
 
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        (RemoteError(Status.BAD_REQUEST, "a graph of 0 nodes"), True),
+        (RemoteError(Status.COMPUTE_FAILED, "out of memory"), False),
+        (RemoteError(Status.PEER_LOST, "RPC0"), False),
+        (LocalProtocolError("4 GiB"), True),
+        (SessionEnded("killed by signal 9"), False),
+    ],
+)
+def test_what_would_be_refused_again_is_not_tried_again(target, cause, expected):
+    lost = WorkerLost("b:1", "RPC1", "GRAPH_COMPUTE", cause)
+    assert is_refusal(lost) == expected
+    target.errors = [lost, None]
+    if expected:
+        with pytest.raises(WorkerLost) as caught:
+            bring_back(target)
+        assert caught.value is lost
+    else:
+        assert bring_back(target).lost == ("RPC1",)
+
+
 def no_room() -> ModelError:
     error = ModelError("RPC1 has no room")
     error.__cause__ = AllocationError("no room")
@@ -304,7 +330,9 @@ def test_what_was_lost_with_it_is_named():
 
 def test_what_the_worker_says_of_its_end_is_told():
     lost = loss()
-    lost.post_mortem = "killed by signal 9"
-    assert str(lost) == "lost RPC1 at b:1 during GRAPH_COMPUTE: reset (killed by signal 9)"
-    assert str(lost.but("gone")).endswith("(killed by signal 9); gone")
-    assert "(reset (killed by signal 9))" in str(Resumed.of(lost, (), {}, (), 0, 0))
+    lost.ask()
+    lost.explain(SessionEnded("killed by signal 9"))
+    told = lost.but("gone")
+    assert str(told) == "lost RPC1 at b:1 during GRAPH_COMPUTE: killed by signal 9; gone"
+    assert told.__cause__ is lost.cause
+    assert "(killed by signal 9): back" in str(Resumed.of(lost, (), {}, (), 0, 0))
