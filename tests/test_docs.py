@@ -272,7 +272,7 @@ def test_every_environment_variable_is_told():
     read = {
         name
         for path in source.rglob("*.py")
-        for name in re.findall(r'"(CARAVAN_[A-Z]+|LLAMA_[A-Z_]+)"', path.read_text("utf-8"))
+        for name in re.findall(r'"(CARAVAN_[A-Z_]+|LLAMA_[A-Z_]+)"', path.read_text("utf-8"))
     }
     found = rows(section(text("cli.md"), "Environment"))[1:]
     assert {row[0].strip("`") for row in found} == read

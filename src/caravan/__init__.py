@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         local_devices,
         register,
     )
+    from caravan.transport.certificates import Tls
     from caravan.worker.local import LocalWorkers, Worker
 
 _HOME = {
@@ -60,6 +61,7 @@ _HOME = {
     "SamplingParams": "caravan.llm",
     "Suggestion": "caravan.llm",
     "Timeline": "caravan.backend",
+    "Tls": "caravan.transport.certificates",
     "Worker": "caravan.worker.local",
     "WorkerLost": "caravan.errors",
     "connect": "caravan.llm",
@@ -87,6 +89,7 @@ __all__ = [
     "SamplingParams",
     "Suggestion",
     "Timeline",
+    "Tls",
     "Worker",
     "WorkerLost",
     "__version__",

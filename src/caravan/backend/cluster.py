@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
@@ -21,6 +22,7 @@ from caravan.stream.routes import Route
 from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_session
 from caravan.stream.telemetry import DeviceStats
 from caravan.stream.watchdog import Watchdog
+from caravan.transport.certificates import Tls, TlsClient
 from caravan.transport.endpoint import Endpoint
 from caravan.trust.token import Token, given
 from caravan.wire.dtypes import WireType, wire_type
@@ -155,6 +157,7 @@ def connect(
     wire_dtype: str = "f32",
     poll: int = DEFAULT_POLL,
     token: Token | str | None = None,
+    tls: Tls | None = None,
     names: Mapping[str, str] | None = None,
     taken: Collection[str] = (),
     closing: Callable[[], None] = lambda: None,
@@ -172,6 +175,8 @@ def connect(
         poll: 0...100, how long a thread that waits for a device looks for the answer before it
             sleeps: 0.2 ms for each step, so that short computations are noticed at once.
         token: what workers that ask for one are shown; None: CARAVAN_TOKEN; empty: none.
+        tls: the CA of the workers' certificates, without which none is talked to then, and the own
+            certificate for those that want to see one. Unix sockets do without.
         names: by endpoint, what the device of a worker is called instead of RPCn.
         taken: names that no device may have.
         closing: called at the end of the cluster's `close`; more than once does no harm.
@@ -180,7 +185,8 @@ def connect(
 
     Raises:
         UsageError: an endpoint is none or comes twice, or there is none; an unknown type; a level
-            of polling that is none; a token that is too short.
+            of polling that is none; a token that is too short; a file of `tls` that is
+            not what it should be.
         ConnectError: a worker cannot be reached or refuses; AuthenticationError if it and this head
             do not know the same token.
         ProtocolError: what answers does not go together with this head.
@@ -188,7 +194,8 @@ def connect(
     parsed = [Endpoint.parse(text) for text in endpoints]
     if not parsed:
         raise UsageError("no worker given: expected HOST:PORT")
-    twice = next((endpoint for endpoint in parsed if parsed.count(endpoint) > 1), None)
+    places = [replace(endpoint, tls=False) for endpoint in parsed]
+    twice = next((place for place in places if places.count(place) > 1), None)
     if twice is not None:
         # its devices would have equal names and addresses, which the engine takes for the same
         raise UsageError(f"{twice} is given twice; for more devices there, see caravan worker -d")
@@ -197,6 +204,7 @@ def connect(
     if timeout <= 0:
         raise UsageError(f"timeout {timeout:g} s is not above 0")
     secret = given(token)
+    client = TlsClient(tls) if tls else None
     plugin = plugins.load()
     identity = Identity(caravan.__version__, plugin.engine.version, tuple(layouts.OP_NAMES))
     watchdog = Watchdog(timeout)
@@ -211,6 +219,7 @@ def connect(
             use_extension=extension,
             direct=direct_copies,
             token=secret,
+            tls=client,
         )
 
     # the steps of a handshake know better what was missing: leave them the first word

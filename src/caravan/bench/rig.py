@@ -70,6 +70,7 @@ def open_rig(settings: Settings, show_load: ShowLoad = nullcontext) -> Iterator[
         direct_copies=settings.direct_copies,
         wire_dtype=settings.wire_dtype,
         token=settings.token,
+        tls=settings.tls,
     )
     with open_workers(wanted) as remote:
         loaded = engine.load()

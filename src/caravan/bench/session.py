@@ -22,6 +22,7 @@ from caravan.bench.run import BenchModel, Runner, RunSettings
 from caravan.bench.usage import Totals
 from caravan.errors import UsageError
 from caravan.llm.cores import share_of_cores
+from caravan.transport.certificates import Tls
 from caravan.trust.token import Token
 
 
@@ -42,6 +43,7 @@ class Settings:
         utilization: whether to find out how busy each device was.
         fit: whether to refuse what does not fit before it is loaded.
         token: what workers that ask for one are shown; None: the environment's.
+        tls: for the endpoints.
     """
 
     run: RunSettings = field(default_factory=RunSettings)
@@ -61,6 +63,7 @@ class Settings:
     utilization: bool = False
     fit: bool = True
     token: Token | None = None
+    tls: Tls | None = None
 
 
 def threads_of_workers(workers: int, threads: Sequence[int], cores: int) -> int | None:

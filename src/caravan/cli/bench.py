@@ -22,6 +22,7 @@ from caravan.cli.endpoints import endpoints
 from caravan.cli.loading import shown_loading
 from caravan.cli.main import dashed, print_version
 from caravan.cli.seconds import Seconds
+from caravan.cli.tls_options import of_head, tls_options
 from caravan.cli.tokens import token_of, token_option
 from caravan.cli.trace import traced
 from caravan.errors import ModelError, UsageError
@@ -176,6 +177,12 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
 @token_option(
     "token to show to workers that ask for one (default: $CARAVAN_TOKEN)", metavar="<filename>"
 )
+@tls_options(
+    ca="CA of the workers' certificates: none is talked to without TLS (default: $CARAVAN_TLS_CA)",
+    cert="certificate for workers that want to see one (default: $CARAVAN_TLS_CERT)",
+    key="its private key (default: $CARAVAN_TLS_KEY)",
+    metavar="<filename>",
+)
 @click.option(
     "--no-direct-copies",
     is_flag=True,
@@ -293,6 +300,7 @@ def _settings(
         utilization=given["utilization"],
         fit=given["fit"] == "on",
         token=token_of(given["token_file"]),
+        tls=of_head(given),
     )
 
 

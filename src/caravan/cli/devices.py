@@ -15,6 +15,7 @@ import click
 from caravan.cli.endpoints import device_list, endpoints
 from caravan.cli.main import dashed
 from caravan.cli.seconds import Seconds
+from caravan.cli.tls_options import HEAD, of_head, tls_options
 from caravan.cli.tokens import token_of, token_option
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ _RIGHT = {2, 3, 4}
     help="Threads of each worker that is started; 0: a share of the cores.",
 )
 @token_option("Token to show to workers that ask for one.  [default: $CARAVAN_TOKEN]")
+@tls_options(**HEAD)
 @click.option(
     "--no-direct-copies", is_flag=True, help="Let all copies between workers pass this process."
 )
@@ -82,6 +84,7 @@ def command(**options: Any) -> None:
     workers = endpoints(options["rpc"], options["local_workers"])
     names = device_list(options["device"])
     token = token_of(options["token_file"])
+    tls = of_head(options)
 
     from caravan.llm.opening import Workers, open_devices
     from caravan.llm.survey import survey
@@ -93,6 +96,7 @@ def command(**options: Any) -> None:
         timeout=options["timeout"],
         direct_copies=not options["no_direct_copies"],
         token=token,
+        tls=tls,
     )
     with open_devices(wanted, names) as devices:
         found = survey(devices, with_cpu=names in ([], ["none"]))

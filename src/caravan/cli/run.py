@@ -14,6 +14,7 @@ from caravan.cli.endpoints import device_list, endpoints
 from caravan.cli.loading import shown_loading
 from caravan.cli.main import dashed
 from caravan.cli.seconds import Seconds
+from caravan.cli.tls_options import HEAD, of_head, tls_options
 from caravan.cli.tokens import token_of, token_option
 from caravan.cli.trace import traced
 from caravan.errors import CaravanError, UsageError
@@ -171,6 +172,7 @@ _MIB = 1 << 20
     help="Start N workers on this machine, with -t threads each.",
 )
 @token_option("Token to show to workers that ask for one.  [default: $CARAVAN_TOKEN]")
+@tls_options(**HEAD)
 @click.option(
     "--no-direct-copies", is_flag=True, help="Let all copies between workers pass this process."
 )
@@ -231,6 +233,7 @@ def command(**options: Any) -> None:
     workers = endpoints(options["rpc"], options["local_workers"])
     names = device_list(options["device"])
     options["token"] = token_of(options["token_file"])
+    options["tls"] = of_head(options)
     params = _params(options)
     text = _Text()
     with traced(options["trace"], [options["model"]]):
@@ -270,6 +273,7 @@ def _run(
         wire_dtype=options["wire_dtype"],
         poll=options["poll"],
         token=options["token"],
+        tls=options["tls"],
     )
     with open_devices(wanted, names) as devices, shown_loading(options["quiet"]) as on_load:
         return complete(

@@ -15,9 +15,11 @@ import click
 
 from caravan.cli.seconds import Seconds
 from caravan.cli.sizes import Size, Sizes
+from caravan.cli.tls_options import given, tls_options
 from caravan.cli.tokens import token_of, token_option
 from caravan.errors import UsageError, WorkerStartError
 from caravan.models.cache import weights_dir
+from caravan.transport.certificates import Tls
 
 _DRAIN_SECONDS = 30.0
 _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
@@ -127,6 +129,12 @@ _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
     "Token that heads and other workers have to know; the one by which this worker comes to others."
     " [default: $CARAVAN_TOKEN]"
 )
+@tls_options(
+    cert="Certificate of this worker, as caravan tls makes it: all but llama.cpp's programs go on"
+    " in TLS.",
+    key="Its private key.",
+    ca="CA whose certificates heads and other workers have to show, and this worker believes.",
+)
 @click.option(
     "--insecure",
     is_flag=True,
@@ -156,6 +164,9 @@ def command(
     drain_seconds: float | None,
     peer_address: str,
     token_file: str,
+    tls_ca: str,
+    tls_cert: str,
+    tls_key: str,
     insecure: bool,
     allow_llama_cpp: bool,
     no_extension: bool,
@@ -179,6 +190,7 @@ def command(
     if token_file and insecure:
         raise UsageError("--token-file and --insecure exclude each other")
     token = token_of(token_file)
+    tls = _tls({"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key})
     directory, limit = _cache(cache, no_cache, cache_size)
     if drain_seconds is None:
         # one that a program has started for itself serves nobody without it
@@ -198,6 +210,7 @@ def command(
         model_dirs=tuple(map(os.path.abspath, model_dirs)),
         max_memory=max_memory,
         token=token,
+        tls=tls,
         insecure=insecure,
         allow_base=allow_llama_cpp,
         idle_timeout=idle_timeout,
@@ -205,6 +218,17 @@ def command(
     )
     with _removed(own_directory):
         sys.exit(Supervisor(settings).run())
+
+
+def _tls(options: dict[str, str]) -> Tls:
+    """Raises UsageError for files that are not what they should be."""
+    from caravan.transport.certificates import client_context, server_context
+
+    tls = given(options)
+    if tls:
+        server_context(tls)
+        client_context(tls)
+    return tls
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from caravan.backend import DEFAULT_POLL, Cluster
 from caravan.backend import connect as connect_workers
 from caravan.llm.cores import physical_cores, share_of_cores
+from caravan.transport.certificates import Tls
 from caravan.trust.token import Token
 from caravan.worker import names
 from caravan.worker.local import LocalDevices, restart
@@ -26,13 +27,15 @@ def connect(
     poll: int = DEFAULT_POLL,
     threads: int = 0,
     token: Token | str | None = None,
+    tls: Tls | None = None,
     taken: Collection[str] = (),
 ) -> Cluster:
     """Connect to workers, all at once, and make their devices known to the engine.
 
     Args:
-        endpoints: `HOST:PORT` each (IPv6 in brackets; the port defaults to 50052), `unix:PATH`, or
-            `local:DEVICE[:THREADS]`, a device of this machine behind a worker that is started here.
+        endpoints: `HOST:PORT` each (IPv6 in brackets; the port defaults to 50052), `tls://HOST:PORT`
+            where nothing goes without TLS, `unix:PATH`, or `local:DEVICE[:THREADS]`, a device of
+            this machine behind a worker that is started here.
         timeout: seconds that a worker may be silent while it owes an answer, and that connecting
             may take in all.
         extension: False speaks llama.cpp's plain RPC protocol even with a Caravan worker.
@@ -42,11 +45,14 @@ def connect(
             sleeps: 0.2 ms for each step, so that short computations are noticed at once.
         threads: of each `local:CPU` that names none; 0: an equal share of the cores.
         token: what workers that ask for one are shown; None: CARAVAN_TOKEN; empty: none.
+        tls: the CA of the workers' certificates, without which none is talked to then, and the own
+            certificate for those that want to see one. Unix sockets do without.
         taken: names that no device may have.
 
     Raises:
         UsageError: an endpoint is none or comes twice, or there is none; an unknown type; a level
-            of polling that is none; a token that is too short.
+            of polling that is none; a token that is too short; a file of `tls` that is
+            not what it should be.
         WorkerStartError: a local device does not exist.
         ConnectError: a worker cannot be reached or refuses; AuthenticationError if it and this head
             do not know the same token.
@@ -63,6 +69,7 @@ def connect(
             wire_dtype=wire_dtype,
             poll=poll,
             token=token,
+            tls=tls,
             taken=taken,
             restart=restart,
         )
@@ -79,6 +86,7 @@ def connect(
             wire_dtype=wire_dtype,
             poll=poll,
             token=token,
+            tls=tls,
             names=dict(zip(workers.endpoints, _numbered(local, before), strict=True)),
             taken=taken,
             closing=workers.close,

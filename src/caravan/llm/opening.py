@@ -14,6 +14,7 @@ from caravan.backend import DEFAULT_POLL, RemoteDevice, open_routes
 from caravan.errors import UsageError
 from caravan.llm.connecting import connect, share
 from caravan.llm.devices import EngineDevice, local_devices, pick
+from caravan.transport.certificates import Tls
 from caravan.trust.token import Token
 from caravan.worker import names as device_names
 from caravan.worker.local import LocalWorkers
@@ -33,6 +34,7 @@ class Workers:
         wire_dtype: how activations travel: f32, f16 or bf16.
         poll: 0...100, how long to look for an answer before sleeping; see `connect`.
         token: what workers that ask for one are shown; None: the environment's.
+        tls: for the endpoints; workers that are started here do without.
     """
 
     endpoints: Sequence[str] = ()
@@ -44,6 +46,7 @@ class Workers:
     wire_dtype: str = "f32"
     poll: int = DEFAULT_POLL
     token: Token | None = None
+    tls: Tls | None = None
 
 
 @contextmanager
@@ -72,6 +75,7 @@ def open_workers(wanted: Workers) -> Iterator[Sequence[RemoteDevice]]:
             poll=wanted.poll,
             threads=threads,
             token=wanted.token,
+            tls=None if wanted.local_workers else wanted.tls,
         )
         stack.enter_context(cluster)
         for note in cluster.notes:

@@ -19,6 +19,7 @@ from caravan.errors import UsageError
 from caravan.llm.connecting import connect
 from caravan.llm.devices import check_room
 from caravan.stream.telemetry import DeviceStats
+from caravan.transport.certificates import Tls
 from caravan.transport.endpoint import Endpoint
 from caravan.trust.token import Token
 from caravan.worker.names import is_local
@@ -96,6 +97,7 @@ def register(
     poll: int = DEFAULT_POLL,
     threads: int = 0,
     token: Token | str | None = None,
+    tls: Tls | None = None,
 ) -> Registration:
     """Connect to workers, and let the models of the binding in this process run on them.
 
@@ -124,6 +126,7 @@ def register(
             poll=poll,
             threads=threads,
             token=token,
+            tls=tls,
             taken=_names(loaded),
         )
         try:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from caravan.errors import (
-    AuthenticationError,
     CaravanError,
     ConnectError,
     ConnectionClosed,
@@ -32,8 +31,10 @@ from caravan.stream.inquest import Inquest
 from caravan.stream.link import DeviceLink
 from caravan.stream.reach import Reach
 from caravan.stream.watchdog import Watchdog
+from caravan.transport.base import Connection
+from caravan.transport.certificates import TlsClient
 from caravan.transport.endpoint import Endpoint
-from caravan.transport.tcp import SocketTransport, connect
+from caravan.transport.tcp import ENDED, connect
 from caravan.trust.entry import Entry
 from caravan.trust.token import Token
 from caravan.wire import codec, extension
@@ -45,6 +46,8 @@ from caravan.wire.extension import (
     SessionReply,
     SessionRequest,
     Status,
+    TlsRequest,
+    public_id,
 )
 from caravan.wire.versions import Version, check_server
 
@@ -71,12 +74,14 @@ class Caller:
     Attributes:
         timeout: seconds, for connecting and for every later silence.
         token: what is shown to a worker that asks for it; None for none.
+        tls: what there is for TLS.
     """
 
     endpoint: Endpoint
     identity: Identity
     timeout: float = 30.0
     token: Token | None = None
+    tls: TlsClient | None = None
 
 
 class Session:
@@ -132,6 +137,7 @@ def open_session(
     use_extension: bool = True,
     direct: bool = True,
     token: Token | None = None,
+    tls: TlsClient | None = None,
 ) -> Session:
     """Connect to the worker at `endpoint`.
 
@@ -140,12 +146,13 @@ def open_session(
         timeout: seconds, for connecting and for every later silence.
         direct: whether copies to other workers may go there without passing the head.
         token: what is shown to a worker that asks for it.
+        tls: what there is for TLS with it.
 
-    Raises ConnectError when nobody answers, AuthenticationError when the two do not know the same
-    token, VersionMismatch or RemoteProtocolError when what answers is no worker that goes together
-    with this head.
+    Raises ConnectError when nobody answers, or TLS is not to be had as it is wanted,
+    AuthenticationError when the two do not know the same token, VersionMismatch or
+    RemoteProtocolError when what answers is no worker that goes together with this head.
     """
-    caller = Caller(endpoint, identity, timeout, token)
+    caller = Caller(endpoint, identity, timeout, token, tls)
     entry = enter(caller, use_extension)
     engine, inquest = "", None
     try:
@@ -167,8 +174,11 @@ def open_session(
     return Session(endpoint, links, entry.version, engine, entry.asks, inquest)
 
 
-def enter(caller: Caller, use_extension: bool = True) -> Entry:
+def enter(caller: Caller, use_extension: bool = True, session: str = "") -> Entry:
     """A connection on which the next is SESSION, or the first command of the base protocol.
+
+    Args:
+        session: the key of the one that is to be joined; empty for a new one.
 
     Raises as `open_session` does.
     """
@@ -179,14 +189,14 @@ def enter(caller: Caller, use_extension: bool = True) -> Entry:
             # also with so many waiting for such a server that its system takes no more
             raise ConnectError(f"{exc}: unreachable, or {_BUSY}") from exc
         raise
-    entry = Entry(transport, caller.endpoint)
+    entry = Entry(transport, caller.endpoint, caller.tls)
     try:
         transport.set_timeout(caller.timeout)
         _hello(caller, entry, use_extension)
-        _satisfy(caller, entry)
-    except (ProtocolError, AuthenticationError) as exc:
+        _satisfy(caller, entry, session)
+    except (ProtocolError, ConnectError) as exc:
         if entry.extension:
-            _leave(transport, exc)
+            _leave(entry.transport, exc)
         transport.close()
         raise
     except BaseException:
@@ -209,14 +219,19 @@ def _hello(caller: Caller, entry: Entry, use_extension: bool) -> None:
     entry.version = check_server(entry.version, str(endpoint))
 
 
-def _satisfy(caller: Caller, entry: Entry) -> None:
+def _satisfy(caller: Caller, entry: Entry, session: str) -> None:
     endpoint = caller.endpoint
+    what = "TLS" if Asks.TLS in entry.asks else "a proof"
     try:
-        entry.satisfy(caller.token)
+        entry.satisfy(
+            caller.token, TlsRequest(session=public_id(session) if session else ""), caller.timeout
+        )
     except TransportTimeout as exc:
-        raise ConnectError(f"{endpoint} asked for a proof and did not answer it in time") from exc
+        raise ConnectError(f"{endpoint} asked for {what} and did not answer in time") from exc
     except ConnectionClosed as exc:
-        raise ConnectError(f"{endpoint} asked for a proof and closed the connection") from exc
+        raise ConnectError(
+            f"{endpoint} asked for {what} and closed the connection{_why(exc)}"
+        ) from exc
     except RemoteError as exc:
         raise ConnectError(f"{endpoint} refused the connection: {exc}") from exc
 
@@ -231,7 +246,9 @@ def _join(caller: Caller, entry: Entry, session: str, device: int) -> SessionRep
     except TransportTimeout as exc:
         raise ConnectError(f"{endpoint} did not open a session in time") from exc
     except ConnectionClosed as exc:
-        raise ConnectError(f"{endpoint} closed the connection instead of a session") from exc
+        raise ConnectError(
+            f"{endpoint} closed the connection instead of a session{_why(exc)}"
+        ) from exc
     except RemoteError as exc:
         raise ConnectError(f"{endpoint} refused a session: {exc}") from exc
     return extension.decode_session_reply(data)
@@ -243,28 +260,33 @@ def _ask_why(caller: Caller, key: str, deadline: float) -> str:
     Raises CaravanError when it cannot be asked.
     """
     while (left := deadline - time.monotonic()) > 0:
+        hurried = replace(caller, timeout=left)
+        entry: Entry | None = None
         try:
-            entry = enter(replace(caller, timeout=left))
-        except ConnectError as exc:
-            if isinstance(exc.__cause__, ConnectionRefusedError | FileNotFoundError):
-                return "the connection closed, and no worker listens there any more"
-            raise
-        try:
-            _join(replace(caller, timeout=left), entry, key, NO_DEVICE)
+            entry = enter(hurried, session=key)
+            _join(hurried, entry, key, NO_DEVICE)
         except ConnectError as exc:
             answer = exc.__cause__
+            if isinstance(answer, ConnectionRefusedError | FileNotFoundError):
+                return "the connection closed, and no worker listens there any more"
             if isinstance(answer, RemoteError) and answer.code != Status.BUSY:
                 return answer.text if answer.code == Status.ENDED else ""
             if not isinstance(answer, RemoteError | ConnectionClosed):
                 raise
         finally:
-            entry.transport.close()
+            if entry is not None:
+                entry.transport.close()
         # it has not noticed yet, or is about to end
         time.sleep(_AGAIN_SECONDS)
     return ""
 
 
-def _leave(transport: SocketTransport, reason: CaravanError) -> None:
+def _why(exc: ConnectionClosed) -> str:
+    """What else is known: within TLS the other end says what it did not like."""
+    return "" if str(exc) == ENDED else f": {exc}"
+
+
+def _leave(transport: Connection, reason: CaravanError) -> None:
     """Tell the worker, too, why this head does not go together with it."""
     text = str(reason).encode()[: extension.MAX_ERROR_TEXT]
     try:
@@ -289,7 +311,7 @@ def _open_devices(
     entries = [first]
     try:
         for index in range(1, len(reply.devices)):
-            entries.append(enter(caller))
+            entries.append(enter(caller, session=reply.session))
             _join(caller, entries[-1], reply.session, index)
     except BaseException:
         for entry in entries:

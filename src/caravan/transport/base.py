@@ -41,3 +41,16 @@ class Transport(Protocol):
     @property
     def peer(self) -> str:
         """The other end, for messages."""
+
+
+class Connection(Transport, Protocol):
+    """A transport on which hands are shaken: its reads can be bounded."""
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Bound all `recv_into` from now on together (None: wait for ever): TransportTimeout."""
+
+    def bound_silence(self, seconds: float) -> None:
+        """From now on `recv_into` raises TransportTimeout when nothing comes for so long."""
+
+    def bound_unacknowledged(self, seconds: float) -> None:
+        """The connection breaks when the other machine does not take what was sent for so long."""

@@ -40,6 +40,25 @@ class Tls:
         return bool(self.ca or self.cert)
 
 
+NO_TLS = Tls()
+
+
+class TlsClient:
+    """What an end has that connects; made once, for many connections. Raises UsageError for files
+    that are not what they should be.
+
+    Attributes:
+        knows_ca: whether the other end is known by its certificate, so that nothing else need show
+            whose it is; and then it must have one.
+        context: for `secure`.
+    """
+
+    def __init__(self, tls: Tls | None = None) -> None:
+        tls = NO_TLS if tls is None else tls
+        self.knows_ca = bool(tls.ca)
+        self.context = client_context(tls)
+
+
 def client_context(tls: Tls) -> ssl.SSLContext:
     """For an end that connects. Without a CA it takes any certificate: then something else must
     show whose it is. Raises UsageError for files that are not what they should be."""

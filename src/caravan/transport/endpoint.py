@@ -1,4 +1,4 @@
-"""Endpoints as people write them: `host:port`, `[v6]:port`, `host`, `unix:/path`.
+"""Endpoints as people write them: `host:port`, `[v6]:port`, `host`, `tls://host`, `unix:/path`.
 
 Parsed once, here; the port defaults to llama.cpp's 50052.
 """
@@ -6,25 +6,32 @@ Parsed once, here; the port defaults to llama.cpp's 50052.
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caravan.errors import UsageError
 
 DEFAULT_PORT = 50052
+_TLS = "tls://"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a worker listens: a TCP host and port, or the path of a Unix socket."""
+    """Where a worker listens: a TCP host and port, or the path of a Unix socket.
+
+    Attributes:
+        tls: nobody is talked to there without TLS.
+    """
 
     host: str
     port: int
     path: str = ""
+    tls: bool = False
 
     def __str__(self) -> str:
         if self.path:
             return f"unix:{self.path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{_TLS if self.tls else ''}{host}:{self.port}"
 
     @property
     def is_here(self) -> bool:
@@ -39,20 +46,26 @@ class Endpoint:
             if len(text) == 5:
                 raise UsageError("endpoint 'unix:' names no path")
             return Endpoint("", 0, text[5:])
-        if text.startswith("["):
-            host, bracket, rest = text[1:].partition("]")
-            if not bracket or (rest and not rest.startswith(":")):
-                raise UsageError(f"endpoint {text!r}: expected [IPV6]:PORT")
-            port_text = rest[1:] if rest else ""
-        elif text.count(":") > 1:
-            if not _is_ipv6(text):
-                raise UsageError(f"endpoint {text!r}: expected HOST:PORT or [IPV6]:PORT")
-            return Endpoint(text, default_port)
-        else:
-            host, _, port_text = text.partition(":")
-        if not host or any(c.isspace() for c in host):
-            raise UsageError(f"endpoint {text!r} names no host: expected HOST:PORT")
-        return Endpoint(host, _port(text, port_text, default_port))
+        if text.startswith(_TLS):
+            return replace(_parse_tcp(text[len(_TLS) :], default_port), tls=True)
+        return _parse_tcp(text, default_port)
+
+
+def _parse_tcp(text: str, default_port: int) -> Endpoint:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise UsageError(f"endpoint {text!r}: expected [IPV6]:PORT")
+        port_text = rest[1:] if rest else ""
+    elif text.count(":") > 1:
+        if not _is_ipv6(text):
+            raise UsageError(f"endpoint {text!r}: expected HOST:PORT or [IPV6]:PORT")
+        return Endpoint(text, default_port)
+    else:
+        host, _, port_text = text.partition(":")
+    if not host or any(c.isspace() for c in host):
+        raise UsageError(f"endpoint {text!r} names no host: expected HOST:PORT")
+    return Endpoint(host, _port(text, port_text, default_port))
 
 
 def is_loopback(address: str) -> bool:

@@ -20,6 +20,9 @@ from caravan.transport.base import Buffer
 from caravan.transport.endpoint import Endpoint
 
 _TIMEVAL = struct.Struct("@ll")
+# What is said of an end that is none of this one's doing.
+ENDED = "the connection was closed by the other end"
+
 # The kernel takes at most IOV_MAX parts a call; fewer keep one call short.
 _MAX_PARTS = 64
 
@@ -86,7 +89,7 @@ class SocketTransport:
         except OSError as exc:
             raise ConnectionClosed(_reason(exc)) from exc
         if count == 0:
-            raise ConnectionClosed("the connection was closed by the other end")
+            raise ConnectionClosed(ENDED)
         return count
 
     def set_timeout(self, seconds: float | None) -> None:

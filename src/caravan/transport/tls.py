@@ -18,7 +18,7 @@ from itertools import islice
 
 from caravan.errors import CaravanError, ConnectError, ConnectionClosed, TransportTimeout
 from caravan.transport.base import Buffer
-from caravan.transport.tcp import SocketTransport
+from caravan.transport.tcp import ENDED, SocketTransport
 from caravan.transport.tls_words import broken, refused
 
 # What a record of TLS carries at most, and how much is encrypted, or read off the socket, at once.
@@ -27,6 +27,8 @@ _BATCH = 256 << 10
 # What the other end makes us say besides (answers to key updates) without reading any of it.
 _MOST_ASIDE = 64 << 10
 _CLOSED = "the connection was closed"
+# How long who cannot send waits for whoever reads to come upon the reason.
+_LAST_WORDS = 0.2
 
 
 class TlsTransport:
@@ -52,6 +54,7 @@ class TlsTransport:
         self._pulled = memoryview(bytearray(_BATCH))
         self._ready = memoryview(b"")  # decrypted, and not read
         self._failure: ConnectionClosed | None = None
+        self._over = threading.Event()  # nothing more will be read
         self._closed = False
 
     @property
@@ -142,7 +145,12 @@ class TlsTransport:
 
     def _push(self) -> int:
         """Give the socket what it takes; how many bytes are gone by that."""
-        sent = self._socket.send([self._left])
+        try:
+            sent = self._socket.send([self._left])
+        except ConnectionClosed as exc:
+            # its last words may say why
+            self._over.wait(_LAST_WORDS)
+            raise (self._failure or exc) from exc
         self._left = self._left[sent:]
         taken = 0
         while sent:
@@ -170,7 +178,11 @@ class TlsTransport:
 
     def _pull(self) -> None:
         """Wait for bytes of the socket; by one thread at a time."""
-        count = self._socket.recv_into(self._pulled)
+        try:
+            count = self._socket.recv_into(self._pulled)
+        except ConnectionClosed:
+            self._over.set()
+            raise
         with self._lock:
             self._incoming.write(self._pulled[:count])
 
@@ -203,7 +215,7 @@ class TlsTransport:
             self._fail(broken(exc)).__cause__ = exc
             return 0
         if not count:
-            self._fail("the connection was closed by the other end")
+            self._fail(ENDED)
         return int(count)
 
     def _unread(self) -> bool:
@@ -213,6 +225,7 @@ class TlsTransport:
     def _fail(self, text: str) -> ConnectionClosed:
         if self._failure is None:
             self._failure = ConnectionClosed(text)
+        self._over.set()
         return self._failure
 
     def wait_readable(self, timeout: float, spin: float = 0.0) -> bool:
@@ -231,6 +244,7 @@ class TlsTransport:
             if self._closed:
                 return
             self._closed = True
+            self._over.set()
             # only behind whole records
             last = b"" if self._left else self._farewell()
         with contextlib.suppress(CaravanError):

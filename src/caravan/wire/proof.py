@@ -15,6 +15,8 @@ from caravan.wire.commands import MAC, NONCE
 
 # What stands for the certificate's fingerprint as long as there is no TLS.
 NO_CERTIFICATE = bytes(32)
+# The same, where TLS is next: who takes the worker's word for it out of HELLO is found out.
+TLS_FOLLOWS = b"tls".ljust(32, b"\0")
 _CLIENT = b"caravan head"
 _WORKER = b"caravan worker"
 

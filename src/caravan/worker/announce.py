@@ -28,11 +28,19 @@ def announce(settings: Settings, ready: control.Ready, version: Version, port: i
     for d in ready.devices:
         total, free = d.memory_total >> 20, d.memory_free >> 20
         say(f"  {d.name}: {d.description} ({total} MiB, {free} MiB free)")
-    say(f"  transport      : {'Unix socket' if host.startswith('unix:') else 'TCP'}")
+    say(f"  transport      : {_transport(settings)}")
     extension = f"extension {EXTENSION_VERSION}" if settings.extension else "no extension"
     count = len(ready.devices)
     devices = f"{count} device{'s' if count != 1 else ''}"
     say(f"worker ready on {where} (protocol {version}, {extension}, {devices})")
+
+
+def _transport(settings: Settings) -> str:
+    if settings.host.startswith("unix:"):
+        return "Unix socket"
+    if not settings.tls.cert:
+        return "TCP"
+    return "TCP, TLS for all but llama.cpp's programs"
 
 
 def _cache(settings: Settings) -> str:

@@ -30,6 +30,9 @@ class Adopt:
         seq, device: of the SESSION or PEER request that is still to be answered (extension).
         peer_key, addresses: what the head may tell other workers of this session (extension).
         route: of a connection from another worker, the head's number; 0 for one from a head.
+        seconds: within which the client has to come in by TLS; 0: it has introduced itself. With
+            TLS the request is still to come, so `seq`, `device` and `route` are not known.
+        new: of a connection by TLS: it is for a new session.
     """
 
     connection: int
@@ -41,6 +44,8 @@ class Adopt:
     peer_key: str = ""
     addresses: list[str] = field(default_factory=list)
     route: int = 0
+    seconds: float = 0.0
+    new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +75,12 @@ class Closed:
 
     Attributes:
         as_new: it was the only one and has left nothing behind: the process may serve another head.
+        why: of one that did not get in.
     """
 
     connection: int
     as_new: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

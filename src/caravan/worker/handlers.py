@@ -183,7 +183,7 @@ def _parcel_type(number: int, route: int, address: int, size: int) -> WireType:
 def open_peer(lane: Lane, payload: bytes) -> Parts:
     """Connect to another worker; takes its time, so it has a thread of its own."""
     target = decode_peer_target(payload)
-    transport, elapsed = open_way(target, lane.peers.token)
+    transport, elapsed = open_way(target, lane.peers.token, lane.peers.client)
     try:
         lane.peers.add_out(target.route, transport, lane.spans)
     except RemoteError:

@@ -5,30 +5,35 @@ from __future__ import annotations
 import time
 
 from caravan.errors import CaravanError, ConnectError, RemoteError
+from caravan.transport.base import Connection
+from caravan.transport.certificates import TlsClient
 from caravan.transport.endpoint import Endpoint
-from caravan.transport.tcp import SocketTransport, connect
+from caravan.transport.tcp import connect
 from caravan.trust.entry import Entry
 from caravan.trust.token import Token
 from caravan.wire import extension
 from caravan.wire.commands import Ext
-from caravan.wire.extension import PeerRequest, PeerTarget, Status
+from caravan.wire.extension import PeerRequest, PeerTarget, Status, TlsRequest, public_id
 
 # For each address of a peer: connecting, and each answer of it.
 _TIMEOUT = 2.0
 
 
-def open_way(target: PeerTarget, token: Token | None = None) -> tuple[SocketTransport, int]:
+def open_way(
+    target: PeerTarget, token: Token | None = None, tls: TlsClient | None = None
+) -> tuple[Connection, int]:
     """A connection to the first address that is the right worker, and its round trip in ns.
 
     Args:
         token: this worker's own, which the other one may ask for.
+        tls: what this worker has for TLS.
 
     Raises RemoteError (PEER_LOST) with what every address said.
     """
     reasons: list[str] = []
     for address in target.addresses:
         try:
-            return _open(Endpoint.parse(address), target, token)
+            return _open(Endpoint.parse(address), target, token, tls)
         except CaravanError as exc:
             text = str(exc)
             reasons.append(text if address in text else f"{address}: {text}")
@@ -36,22 +41,22 @@ def open_way(target: PeerTarget, token: Token | None = None) -> tuple[SocketTran
 
 
 def _open(
-    endpoint: Endpoint, target: PeerTarget, token: Token | None
-) -> tuple[SocketTransport, int]:
+    endpoint: Endpoint, target: PeerTarget, token: Token | None, tls: TlsClient | None
+) -> tuple[Connection, int]:
     transport = connect(endpoint, _TIMEOUT)
     try:
         transport.set_timeout(_TIMEOUT)
-        entry = Entry(transport, endpoint)
+        entry = Entry(transport, endpoint, tls)
         entry.hello()
         if not entry.extension:
             raise ConnectError(f"{endpoint} is no Caravan worker")
-        entry.satisfy(token)
+        entry.satisfy(token, TlsRequest(peer=public_id(target.key)), _TIMEOUT)
         request = PeerRequest(target.route, target.key, target.device)
         start = time.perf_counter_ns()
         entry.ask(Ext.PEER, extension.encode_json(request))
         elapsed = time.perf_counter_ns() - start
-        transport.set_timeout(None)
+        entry.transport.set_timeout(None)
     except BaseException:
         transport.close()
         raise
-    return transport, elapsed
+    return entry.transport, elapsed

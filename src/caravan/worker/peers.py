@@ -17,6 +17,7 @@ from caravan.trace.recorder import Recorder
 from caravan.trace.spans import Kind
 from caravan.transport.base import Buffer as Bytes
 from caravan.transport.base import Transport
+from caravan.transport.certificates import Tls, TlsClient
 from caravan.transport.reader import Reader
 from caravan.trust.token import Token
 from caravan.wire.codec import ext_frame
@@ -179,13 +180,21 @@ class Peers:
         token: what is shown to other workers that ask for one; None for none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Tls | None = None) -> None:
         self.token: Token | None = None
+        self._tls = tls
+        self._client: TlsClient | None = None
         self._lock = threading.Lock()
         self._waiting = Waiting()
         self._parcels = Parcels(_BACKLOG, self._waiting)
         self._out: dict[int, Outlet] = {}
         self._in: dict[int, Incoming] = {}
+
+    @property
+    def client(self) -> TlsClient:
+        """Raises UsageError when the files are no longer what they should be."""
+        self._client = self._client or TlsClient(self._tls)
+        return self._client
 
     def add_out(self, route: int, transport: Transport, spans: Recorder) -> None:
         """A device's way to another worker; raises RemoteError when there cannot be one more."""

@@ -11,7 +11,7 @@ import selectors
 import time
 from collections.abc import Callable, Sequence
 
-from caravan.wire.extension import public_id
+from caravan.wire.extension import TlsRequest, public_id
 from caravan.worker import control
 from caravan.worker.log import log
 from caravan.worker.obituaries import Obituaries
@@ -37,7 +37,7 @@ class Pool:
         arguments: of every session process.
         limit: how many sessions there may be.
         selector: where the processes' reports are watched; the data is a call without arguments.
-        gone: told the number of every connection that has ended.
+        gone: told the number of every connection that has ended, and why it did not get in.
         tally: where the processes write down what they hold of the devices' memory, if they do.
         told: to every process, beside its command line.
 
@@ -51,7 +51,7 @@ class Pool:
         arguments: Sequence[str],
         limit: int,
         selector: selectors.BaseSelector,
-        gone: Callable[[int], None],
+        gone: Callable[[int, str], None],
         tally: Tally | None = None,
         told: control.Secrets | None = None,
     ) -> None:
@@ -131,7 +131,7 @@ class Pool:
             queue: how many wait for a process already.
         """
         if key:
-            return self._find(key, lambda process: process.key)
+            return self._find(key, lambda process: process.key, public_id(key))
         if self.closed:
             return None, "the worker is shutting down"
         if self.sessions >= self._limit:
@@ -154,10 +154,19 @@ class Pool:
 
     def peer(self, key: str) -> tuple[SessionProcess | None, str]:
         """The process of the session with this `peer_key`; or why there is none."""
-        return self._find(key, lambda process: process.peer_key)
+        return self._find(key, lambda process: process.peer_key, "")
+
+    def named(self, request: TlsRequest, queue: int = 0) -> tuple[SessionProcess | None, str]:
+        """The process that a connection by TLS is for; as `session` and `peer`."""
+        if request.session:
+            name = request.session
+            return self._find(name, lambda process: _public(process.key), name)
+        if request.peer:
+            return self._find(request.peer, lambda process: _public(process.peer_key), "")
+        return self.session("", queue)
 
     def _find(
-        self, key: str, secret_of: Callable[[SessionProcess], str]
+        self, key: str, secret_of: Callable[[SessionProcess], str], public: str
     ) -> tuple[SessionProcess | None, str]:
         for process in (*self._processes, *self._dying):
             secret = secret_of(process)
@@ -169,7 +178,7 @@ class Pool:
                 if count >= _MOST_CONNECTIONS:
                     return None, f"the session has {count} connections already"
                 return process, ""
-        return None, self.obituaries.find(public_id(key)) or "no such session"
+        return None, self.obituaries.find(public) or "no such session"
 
     def patience(self) -> float:
         """Seconds until `tend` has something to do of its own accord."""
@@ -233,7 +242,7 @@ class Pool:
             self._failures = 0
         elif isinstance(message, control.Closed):
             process.connections.discard(message.connection)
-            self._gone(message.connection)
+            self._gone(message.connection, message.why)
             if message.as_new:
                 self._take_back(process)
         elif isinstance(message, control.Notice):
@@ -263,10 +272,14 @@ class Pool:
         if self._tally is not None and process.row is not None:
             self._tally.clear(process.row)
         for connection in process.connections:
-            self._gone(connection)
+            self._gone(connection, "")
         if process in self._spares:
             self._spares.remove(process)
             self._retry_later()
+
+
+def _public(key: str) -> str:
+    return public_id(key) if key else ""
 
 
 def _is_ready(process: SessionProcess) -> bool:

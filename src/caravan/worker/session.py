@@ -24,6 +24,8 @@ from caravan import __version__, engine
 from caravan.engine.layouts import OP_NAMES
 from caravan.engine.library import Engine
 from caravan.errors import CaravanError, RemoteError, TransportError, TransportTimeout
+from caravan.transport.base import Connection
+from caravan.transport.certificates import NO_TLS, Tls
 from caravan.transport.tcp import SocketTransport
 from caravan.trust.token import Token
 from caravan.wire.codec import ext_frame
@@ -35,6 +37,7 @@ from caravan.worker.buffers import BufferTable
 from caravan.worker.channel import Channel
 from caravan.worker.device import Device
 from caravan.worker.devices import Found, choose, parse
+from caravan.worker.door import Door
 from caravan.worker.ext_channel import ExtChannel, error_reply
 from caravan.worker.keeper import Keeper
 from caravan.worker.lane import GraphStore, Lane
@@ -59,6 +62,7 @@ class Session:
         model_dirs: where this machine may have the models that are loaded.
         idle: seconds after which a connection counts as broken on which its head, of the
             extension, has said nothing; 0: it never does.
+        tls: the worker's certificate and CA.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Session:
         store: Store | None = None,
         model_dirs: Sequence[str] = (),
         idle: float = 0.0,
+        tls: Tls = NO_TLS,
     ) -> None:
         self._engine = loaded
         self._idle = idle
@@ -81,11 +86,13 @@ class Session:
         self._control = talk
         self._lock = threading.Lock()
         self._buffers = BufferTable()
-        self._peers = Peers()
+        self._door = Door(tls)
+        self._peers = Peers(tls)
         self._lanes: list[Lane] = []
         self._taken: dict[int, int] = {}  # device: the connection that has it
         self._open = 0
         self._beating: threading.Thread | None = None
+        self._served = False
 
     def _notice(self, text: str) -> None:
         """Tell the person who runs the worker what other sessions may have told already."""
@@ -93,29 +100,29 @@ class Session:
             control.send(self._control, control.Notice(text))
 
     def trust(self, secrets: control.Secrets) -> None:
-        """What this process may show to other workers."""
-        self._peers.token = Token(secrets.token) if secrets.token else None
+        """The token that others have to know, and this process shows to other workers."""
+        token = Token(secrets.token) if secrets.token else None
+        self._peers.token = self._door.token = token
 
     def adopt(self, adopt: control.Adopt, fd: int) -> None:
         """Serve a connection on a thread of its own; one from another worker needs none."""
+        transport = SocketTransport(socket.socket(fileno=fd), adopt.peer)
         if adopt.route:
-            self._adopt_peer(adopt, SocketTransport(socket.socket(fileno=fd), adopt.peer))
+            self._adopt_peer(adopt, transport)
             return
         with self._lock:
             self._open += 1
-            if not self._lanes:
-                self._lanes = self._make_lanes(adopt.major)
             if self._beating is None:
                 self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
                 self._beating.start()
-        transport = SocketTransport(socket.socket(fileno=fd), adopt.peer)
         if self._idle:
             transport.bound_unacknowledged(self._idle)
             # one of the base protocol owes no sign of life
             if not adopt.major:
                 transport.bound_silence(self._idle)
+        serve = self._let_in if adopt.seconds else self._serve
         threading.Thread(
-            target=self._serve, args=(adopt, transport), name=f"reader {adopt.peer}", daemon=True
+            target=serve, args=(adopt, transport), name=f"reader {adopt.peer}", daemon=True
         ).start()
 
     def _beat(self) -> None:
@@ -123,8 +130,31 @@ class Session:
             time.sleep(BEAT_SECONDS)
             self._peers.beat()
 
-    def _adopt_peer(self, adopt: control.Adopt, transport: SocketTransport) -> None:
+    def _let_in(self, adopt: control.Adopt, socket: SocketTransport) -> None:
+        """Serve a connection that comes by TLS; who does not get in has not been here."""
+        try:
+            transport, adopt = self._door.enter(socket, adopt)
+        except Exception as exc:
+            socket.close()
+            ours = (
+                "" if isinstance(exc, CaravanError) else f"internal error: {type(exc).__name__}: "
+            )
+            self._left(adopt, not self._served, "", f"{ours}{exc}")
+            return
+        if not adopt.route:
+            self._serve(adopt, transport)
+            return
+        self._adopt_peer(adopt, transport)
+        with self._lock:
+            self._open -= 1
+            over = self._open == 0
+        if over:
+            # its head has left meanwhile
+            self._end(in_order=True)
+
+    def _adopt_peer(self, adopt: control.Adopt, transport: Connection) -> None:
         """A way into one of this session's devices; whoever takes from it reads it."""
+        self._served = True
         try:
             if not adopt.device < len(self._devices):
                 raise RemoteError(Status.REFUSED, f"this worker has no device {adopt.device}")
@@ -157,9 +187,13 @@ class Session:
         for lane in lanes:
             lane.executor.close()
 
-    def _serve(self, adopt: control.Adopt, transport: SocketTransport) -> None:
+    def _serve(self, adopt: control.Adopt, transport: Connection) -> None:
         in_order = False
         channel: Channel | None = None
+        with self._lock:
+            self._served = True
+            if not self._lanes:
+                self._lanes = self._make_lanes(adopt.major)
         try:
             channel = self._channel(adopt, transport)
             in_order = channel.serve()
@@ -183,7 +217,7 @@ class Session:
         why = str(broke or "something meaningless came")
         return f"the session has ended, since a connection to its head broke: {why}"
 
-    def _channel(self, adopt: control.Adopt, transport: SocketTransport) -> Channel:
+    def _channel(self, adopt: control.Adopt, transport: Connection) -> Channel:
         """Raises RemoteError when the head asks for a device that it cannot have."""
         if adopt.major:
             return BaseChannel(transport, self._lanes, self._buffers, adopt.major, self._weights)
@@ -214,14 +248,14 @@ class Session:
         return channel
 
     def _refuse(
-        self, number: Ext, adopt: control.Adopt, transport: SocketTransport, exc: RemoteError
+        self, number: Ext, adopt: control.Adopt, transport: Connection, exc: RemoteError
     ) -> None:
         try:
             transport.send(error_reply(number, adopt.seq, exc))
         except CaravanError:
             return
 
-    def _left(self, adopt: control.Adopt, only_asked: bool, breach: str) -> None:
+    def _left(self, adopt: control.Adopt, only_asked: bool, breach: str, why: str = "") -> None:
         """A connection is over; with a broken one (`breach`), or the last one, the session is.
 
         The process is too, unless nothing happened that the next head could notice.
@@ -234,11 +268,12 @@ class Session:
             as_new = only_asked and self._open == 0 and not pending
             over = not as_new and (bool(breach) or self._open == 0)
             if as_new:
+                self._served = False
                 self._drop_lanes()
             try:
                 if over and breach:
                     control.send(self._control, control.Leaving(breach))
-                control.send(self._control, control.Closed(adopt.connection, as_new))
+                control.send(self._control, control.Closed(adopt.connection, as_new, why))
             except OSError:
                 over, breach = True, "the supervisor is gone"
         if over:
@@ -302,7 +337,8 @@ def serve(talk: socket.socket, args: argparse.Namespace) -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     store = Store(args.cache, args.cache_size or None) if args.cache else None
-    session = Session(loaded, devices, talk, store, args.model_dir, args.idle_timeout)
+    tls = Tls(args.tls_ca, args.tls_cert, args.tls_key)
+    session = Session(loaded, devices, talk, store, args.model_dir, args.idle_timeout, tls)
     while True:
         message, fd = control.receive(talk)
         if isinstance(message, control.Secrets):
@@ -342,6 +378,8 @@ def main() -> None:
     parser.add_argument("--model-dir", action="append", default=[])
     parser.add_argument("--max-memory", default="")
     parser.add_argument("--idle-timeout", type=float, default=0.0)
+    for name in ("--tls-ca", "--tls-cert", "--tls-key"):
+        parser.add_argument(name, default="")
     parser.add_argument("--tally", type=int, default=-1)
     parser.add_argument("--row", type=int, default=0)
     parser.add_argument("--beside-head", action="store_true")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from caravan.transport.certificates import NO_TLS, Tls
 from caravan.trust.token import Token
 
 
@@ -26,6 +27,8 @@ class Settings:
         max_memory: bytes that all sessions together may hold of a device: one limit for each of
             them, or one that holds for each; empty for none.
         token: what heads and other workers have to know; None for nothing.
+        tls: the worker's certificate, with which everybody who speaks the extension goes on in TLS,
+            and the CA of those that clients have to show.
         insecure: start without a token even where other machines can connect.
         allow_base: let clients of the base protocol come from other machines, too.
         idle_timeout: seconds after which a head of the extension that says nothing is gone; 0: it
@@ -47,6 +50,7 @@ class Settings:
     model_dirs: tuple[str, ...] = ()
     max_memory: tuple[int, ...] = ()
     token: Token | None = None
+    tls: Tls = NO_TLS
     insecure: bool = False
     allow_base: bool = False
     idle_timeout: float = 120.0

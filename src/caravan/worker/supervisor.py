@@ -14,15 +14,16 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from caravan.errors import UsageError, WorkerStartError
 from caravan.transport.endpoint import Endpoint
-from caravan.wire.extension import PeerRequest, SessionRequest, Status, public_id
+from caravan.wire.extension import PeerRequest, SessionRequest, Status, TlsRequest, public_id
 from caravan.wire.versions import V7, V8
 from caravan.worker import control, listener
 from caravan.worker.announce import announce, say, warn
-from caravan.worker.handshake import Greeting, Terms, refuse
+from caravan.worker.handshake import Greeting, Terms, accept, refuse
 from caravan.worker.lobby import Arrival, Lobby
 from caravan.worker.log import log
 from caravan.worker.pool import Pool
@@ -49,13 +50,15 @@ class Supervisor:
         self._arrivals: deque[Arrival] = deque()
         self._waiting: list[Arrival] = []  # for their session process, in order
         self._counter = 0
-        self._open: set[int] = set()
+        self._open: dict[int, Arrival] = {}
         self._version = V8
         self._shutdown = Shutdown(settings.drain_seconds)
         arguments = (
             *("--devices", settings.devices, "--threads", str(settings.threads)),
             *("--cache", settings.cache, "--cache-size", str(settings.cache_size)),
             *(f"--model-dir={directory}" for directory in settings.model_dirs),
+            *("--tls-ca", settings.tls.ca),
+            *("--tls-cert", settings.tls.cert, "--tls-key", settings.tls.key),
             *("--max-memory", ",".join(map(str, settings.max_memory))),
             *("--idle-timeout", str(settings.idle_timeout)),
             # who started it is most likely the head
@@ -110,6 +113,11 @@ class Supervisor:
         settings = self._settings
         if not listener.exposed(self._listeners):
             return
+        if settings.tls.cert and settings.tls.ca:
+            # who has no certificate of that CA is kept out, and the others need no token
+            if settings.allow_base:
+                warn(settings.host, "some need no certificate (--allow-llama-cpp)")
+            return
         if settings.token is None and not settings.insecure:
             raise UsageError(
                 f"--host {settings.host} lets other machines connect: give --token-file FILE"
@@ -127,6 +135,7 @@ class Supervisor:
             settings.extension,
             settings.timeout,
             settings.token,
+            bool(settings.tls.cert),
             settings.allow_base,
         )
         lobby = Lobby(terms, self._on_arrival)
@@ -226,7 +235,7 @@ class Supervisor:
             refuse(arrival.sock, arrival.greeting, Status.BUSY, "too many connections are open")
             self._turn_away(arrival, f"{len(self._open)} connections are open")
         else:
-            self._open.add(arrival.connection)
+            self._open[arrival.connection] = arrival
             say("Accepted client connection")
             self._waiting.append(arrival)
 
@@ -250,6 +259,8 @@ class Supervisor:
             self._waiting.append(arrival)
             return
         if given:
+            if isinstance(greeting.request, TlsRequest):
+                accept(arrival.sock, greeting)
             arrival.sock.close()
             return
         why = why or "the session does not answer"
@@ -261,17 +272,21 @@ class Supervisor:
     def _status(self, greeting: Greeting) -> Status:
         """With which a client is refused."""
         request = greeting.request
-        if not isinstance(request, SessionRequest):
-            return Status.REFUSED
-        if not request.session:
+        if greeting.new:
             return Status.BUSY
-        known = self._pool.obituaries.find(public_id(request.session))
+        if isinstance(request, SessionRequest):
+            public = public_id(request.session)
+        else:
+            public = request.session if isinstance(request, TlsRequest) else ""
+        known = self._pool.obituaries.find(public)
         return Status.ENDED if known else Status.REFUSED
 
     def _process_for(self, greeting: Greeting) -> tuple[SessionProcess | None, str]:
         request = greeting.request
         if isinstance(request, PeerRequest):
             return self._pool.peer(request.key)
+        if isinstance(request, TlsRequest):
+            return self._pool.named(request, queue=len(self._waiting))
         key = request.session if request is not None else ""
         return self._pool.session(key, queue=len(self._waiting))
 
@@ -285,20 +300,26 @@ class Supervisor:
             major=self._version.major if request is None else 0,
             key=process.key,
             seq=greeting.seq,
-            device=request.device if request is not None else 0,
+            device=getattr(request, "device", 0),
             peer_key=process.peer_key,
             addresses=[self._address(arrival.sock)],
-            route=request.route if isinstance(request, PeerRequest) else 0,
+            route=getattr(request, "route", 0),
+            seconds=self._settings.timeout if isinstance(request, TlsRequest) else 0.0,
+            new=greeting.new,
         )
 
     def _address(self, sock: socket.socket) -> str:
         """Where other workers reach this one: most likely where this head has."""
+        tls = bool(self._settings.tls.cert)
         if self._settings.peer_address:
-            return str(Endpoint.parse(self._settings.peer_address, self._port))
+            there = Endpoint.parse(self._settings.peer_address, self._port)
+            return str(replace(there, tls=there.tls or (tls and not there.path)))
         if sock.family == socket.AF_UNIX:
             return f"unix:{os.path.abspath(sock.getsockname())}"
-        return str(Endpoint(listener.plain(sock.getsockname()[0]), self._port))
+        return str(Endpoint(listener.plain(sock.getsockname()[0]), self._port, tls=tls))
 
-    def _gone(self, connection: int) -> None:
-        self._open.discard(connection)
+    def _gone(self, connection: int, why: str = "") -> None:
+        arrival = self._open.pop(connection, None)
+        if why and arrival is not None:
+            self._ration.tell(arrival.source, f"closing the connection to {arrival.peer}: {why}")
         say("Client connection closed")
