@@ -10,6 +10,7 @@ import pytest
 
 from caravan.errors import (
     AllocationError,
+    AuthenticationError,
     ConnectError,
     DoesNotFit,
     LocalProtocolError,
@@ -139,7 +140,14 @@ def test_after_the_wait_it_is_done_without(target):
     assert target.devices[0].connection.attempts == 0
 
 
-@pytest.mark.parametrize("error", [ProtocolError("came back as another"), ValueError("a defect")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ProtocolError("came back as another"),
+        AuthenticationError("came back with another token"),
+        ValueError("a defect"),
+    ],
+)
 def test_one_that_will_not_do_is_not_waited_for(target, error):
     connection = target.devices[1].connection
     connection.errors = [error]

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from caravan import interrupt
 from caravan.errors import (
     AllocationError,
+    AuthenticationError,
     CaravanError,
     EngineError,
     TransportError,
@@ -243,6 +244,10 @@ class Return:
         for delay in delays():
             try:
                 self.connection.reopen()
+            except AuthenticationError as exc:
+                # a worker would be asked ever more slowly, and take it for an attack
+                self.error = exc
+                return
             except _NOT_YET as exc:
                 self.error = exc
             except Exception as exc:
