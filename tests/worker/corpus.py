@@ -360,6 +360,7 @@ GOODS: dict[str, Good] = {
         bad=(
             ("before the row", {"p": {0: -1}}),
             ("not contiguous", {"d": T((4, 4), nb=(4, 32, 128, 128))}),
+            ("not contiguous", {"d": T((4, 4, 1, 3), nb=(4, 16, 1 << 20, 64)), 0: T((4, 4, 1, 3))}),
         ),
     ),
     "DIAG_MASK_ZERO": Good(

@@ -35,6 +35,8 @@ from worker.corpus import GOODS, Good, T, data_of
 _PAGE = mmap.PAGESIZE
 _MOST = 8 << 20
 _SECONDS = 5
+# with fewer rows, those that the numbers of the sound graph name are not there: an assertion
+_BY_NUMBER = ("_ROWS", "ADD_ID", "MUL_MAT_ID", "SSM_SCAN")
 _KINDS = [number for number, block in enumerate(TYPE_BLOCK) if block]
 _NUMBERS = (0, 1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 33, 64, 255, 1 << 16, (1 << 31) - 1)
 
@@ -185,12 +187,15 @@ def main() -> int:
         name = dice.choice(names)
         good = changed(GOODS[name], dice)
         came = run(good, bool(seed % 2)) if passes(good) else "refused at once"
+        if came == "SIGABRT" and any(op in name for op in _BY_NUMBER):
+            came = "a number out of range"
+        elif came == "SIGALRM":
+            came = "takes long"
         counts[came] += 1
         if came.startswith("SIG"):
             print(f"{came} seed {seed} {name}: {good.d} {good.s} {good.p}", flush=True)
     print(dict(counts))
-    # how long something takes is nobody's to say
-    return int(any(came.startswith("SIG") and came != "SIGALRM" for came in counts))
+    return int(any(came.startswith("SIG") for came in counts))
 
 
 if __name__ == "__main__":
