@@ -1,4 +1,4 @@
-"""A relay on loopback that is a cable: it can be cut, and pulled, which nobody is told of."""
+"""A relay on loopback that is a cable: it can be cut, pulled, which nobody is told of, or bad."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Cable:
         self._changed = threading.Condition()
         self._room = _FOR_EVER
         self._pulled = self._ended = False
+        self._good: int | None = None  # pieces that pass as they are before one that does not
         self.held = threading.Event()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"127.0.0.1:{self._server.getsockname()[1]}"
@@ -52,6 +53,11 @@ class Cable:
             self._room, self._pulled = _FOR_EVER, False
             self.held.clear()
             self._changed.notify_all()
+
+    def damage(self, after: int = 0) -> None:
+        """Change a bit of what passes to the worker, after so many pieces."""
+        with self._changed:
+            self._good = after
 
     def cut(self) -> None:
         """End all connections; new ones pass."""
@@ -93,12 +99,23 @@ class Cable:
     def _carry(self, source: socket.socket, sink: socket.socket, out: bool) -> None:
         with contextlib.suppress(OSError):
             while (data := source.recv(_CHUNK)) and self._may_pass(len(data), out):
-                sink.sendall(data)
+                sink.sendall(self._damaged(data) if out else data)
         # who has pulled it is told nothing of an end either
         if self._may_pass(0, out):
             for end in (source, sink):
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
+
+    def _damaged(self, data: bytes) -> bytes:
+        with self._changed:
+            if self._good is None:
+                return data
+            self._good = self._good - 1 if self._good else None
+            if self._good is not None:
+                return data
+        changed = bytearray(data)
+        changed[len(data) // 2] ^= 1
+        return bytes(changed)
 
     def _may_pass(self, size: int, out: bool) -> bool:
         with self._changed:

@@ -9,6 +9,7 @@ CARAVAN_FAULT_SECONDS=60 freezes for so long, with a timeout of half of that, in
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import resource
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +35,13 @@ from caravan.errors import (
     WorkerLost,
 )
 from caravan.llm import Context, ContextParams, Model, ModelParams
+from caravan.transport.certificates import Tls
 from caravan.wire.commands import Base, Ext
 from e2e import tiny
 from e2e.cable import Cable, cable_to
 from e2e.loads import is_spare
 from e2e.processes import BOUND, children, descriptors, kill, wait_for
+from tls_ends import certificates
 from wired import Side
 from worker.raw_client import BaseClient, ExtClient
 
@@ -70,8 +73,11 @@ LOST_SILENT = Fails(WorkerLost, f"no sign of life for {TIMEOUT:g} s", TransportT
 LOST_GONE = Fails(WorkerLost, "clos|reset|pipe")
 LOST_KILLED = Fails(WorkerLost, "the session process was killed by signal SIGKILL", SessionEnded)
 LOST_CUT = Fails(WorkerLost, "since a connection to its head broke", SessionEnded)
+# the worker's end of TLS notices first
+LOST_CHANGED = Fails(WorkerLost, "broke: the link damaged what it carried", SessionEnded)
 NO_ROOM = r"RPC0 at .*no room for a buffer of .*--max-memory"
 NO_CONNECTION = Fails(ConnectError, "closed the connection")
+NO_HANDSHAKE = Fails(ConnectError, "")
 NO_ANSWER = Fails(ConnectError, "did not (answer|open a session)|not in time")
 NO_MODEL, NO_CONTEXT = Fails(ModelError, NO_ROOM), Fails(ContextError, NO_ROOM)
 GOES_ON = None
@@ -82,6 +88,7 @@ OUTCOMES: dict[str, tuple[Fails | None, ...]] = {
     "worker frozen": (NO_ANSWER, LOST_SILENT, LOST_SILENT, LOST_SILENT, LOST_SILENT),
     "cable cut": (NO_CONNECTION, LOST_CUT, LOST_CUT, LOST_CUT, LOST_CUT),
     "cable pulled": (NO_ANSWER, LOST_SILENT, LOST_SILENT, LOST_SILENT, LOST_SILENT),
+    "byte changed": (NO_HANDSHAKE, LOST_CHANGED, LOST_CHANGED, LOST_CHANGED, LOST_CHANGED),
     "disk full": (GOES_ON, GOES_ON, GOES_ON, GOES_ON, GOES_ON),
     # what connects may still find that there is no room
     "no memory": (NO_MODEL, NO_MODEL, NO_CONTEXT, GOES_ON, GOES_ON),
@@ -231,6 +238,7 @@ class Head:
     stack: ExitStack
     timeout: float = 30.0
     before: bool = False
+    tls: Tls | None = None
     phase: str = ""
 
     def session(self) -> int:
@@ -264,12 +272,15 @@ class Head:
             self.prompt(context)
 
     def connect(self, stack: ExitStack, act: Callable[[], None] | None) -> caravan.Cluster:
-        endpoints = [self.cable.endpoint, self.lab.workers[1].endpoint]
+        endpoints, options = [self.cable.endpoint, self.lab.workers[1].endpoint], {}
+        if self.tls is not None:
+            # whom it is given for all of its workers
+            endpoints, options = endpoints[:1], {"tls": self.tls}
         if act is not None:
             self.cable.hold_after(HELLO)
             side = Side(lambda: self.cable.held.wait(BOUND) and act())
             stack.callback(side.join)
-        return stack.enter_context(caravan.connect(endpoints, timeout=self.timeout))
+        return stack.enter_context(caravan.connect(endpoints, timeout=self.timeout, **options))
 
     def load(
         self, stack: ExitStack, cluster: caravan.Cluster, act: Callable[[], None] | None
@@ -286,7 +297,8 @@ class Head:
             return True
 
         path, devices = self.sample.path, cluster.devices
-        model = Model(path, HALVES, devices=devices, progress=progress, fit=False)
+        params = replace(HALVES, tensor_split=(1,) * len(devices))
+        model = Model(path, params, devices=devices, progress=progress, fit=False)
         return stack.enter_context(model)
 
     def prompt(self, context: Context) -> None:
@@ -334,6 +346,12 @@ def freeze_worker(head: Head) -> None:
     head.cable.plug()
 
 
+def change_byte(head: Head) -> None:
+    """Within TLS: the piece that waits, or the head's first one of the handshake."""
+    head.cable.damage(1 if head.phase == "connect" else 0)
+    head.cable.plug()
+
+
 def take_memory(head: Head) -> None:
     """Another head takes nearly all that there is."""
     hog = head.stack.enter_context(ExtClient(head.victim.endpoint))
@@ -349,6 +367,7 @@ FAULTS: dict[str, Callable[[Head], None]] = {
     "worker frozen": freeze_worker,
     "cable cut": lambda head: head.cable.cut(),
     "cable pulled": lambda head: head.cable.pull(),
+    "byte changed": change_byte,
     "disk full": lambda head: head.cable.plug(),
     "no memory": take_memory,
 }
@@ -359,18 +378,32 @@ def victim_of(fault: str, lab: Lab) -> Iterator[caravan.Worker]:
     if fault == "worker killed":
         with caravan.Worker("CPU:1") as worker:
             yield worker
+    elif fault == "byte changed":
+        cert = (
+            "--tls-cert",
+            certificates().path("worker"),
+            "--tls-key",
+            certificates().path("worker-key"),
+        )
+        with caravan.Worker("CPU:1", options=cert) as worker:
+            yield worker
     else:
         yield lab.workers[0]
 
 
 @pytest.mark.parametrize(("fault", "phase", "outcome"), CELLS)
 def test_a_fault(fault: str, phase: str, outcome: Fails | None, lab: Lab, sample: Expected) -> None:
+    if fault == "byte changed" and "tls" not in inspect.signature(caravan.connect).parameters:
+        pytest.skip("heads speak no TLS yet")
     lab.settle()
     with victim_of(fault, lab) as victim, ExitStack() as stack:
         cable = stack.enter_context(cable_to(victim.endpoint))
         head = Head(lab, victim, cable, sample, stack, before=fault == "no memory")
         if fault in SILENT:
             head.timeout = TIMEOUT
+        if fault == "byte changed":
+            # while it is idle, only its signs of life pass
+            head.tls, head.timeout = certificates().tls(ca=True), 6.0
         started = time.monotonic()
         side = Side(lambda: head.run(phase, lambda: FAULTS[fault](head), outcome is not None))
         wait_for(lambda: not side.running, BOUND + FROZEN)
