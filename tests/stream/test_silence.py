@@ -91,7 +91,7 @@ def test_a_peer_that_takes_nothing_is_lost(clock, open_rig):
     assert rig.stream.lost is None
     pass_time(rig, clock, 2)
     assert isinstance(rig.stream.lost.cause, TransportTimeout)
-    assert rig.stream.lost.command == "send"
+    assert rig.stream.lost.command == "SET"
 
 
 def test_a_peer_that_takes_little_is_not_lost(clock, open_rig):
