@@ -98,6 +98,7 @@ def test_what_the_workers_are_connected_with(direct, monkeypatch):
             "poll": 30,
             "threads": 5,
             "token": token,
+            "tls": None,
         },
     )
 

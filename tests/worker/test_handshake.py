@@ -233,12 +233,12 @@ def test_a_first_frame_is_bounded(come, number):
         if terms.token:
             client.prove()
             client.answer()
-        client.sock.sendall(codec.ext_frame(number, 9, extension.MAX_FIRST + 1))
-        assert client.refused() == f"{number.name} of 65537 bytes"
+        client.sock.sendall(codec.ext_frame(number, 9, extension.MAX_QUESTION + 1))
+        assert client.refused() == f"{number.name} of 16385 bytes"
     # and so is what is read of one that comes too early
     client = come()
     client.hello()
-    client.sock.sendall(codec.ext_frame(number, 9, extension.MAX_FIRST + 1))
+    client.sock.sendall(codec.ext_frame(number, 9, extension.MAX_QUESTION + 1))
     client.refused()
 
 
