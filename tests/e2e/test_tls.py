@@ -365,7 +365,8 @@ def test_a_process_that_is_killed_in_the_middle_of_a_record(mutual, smollm2):
         wait_for(lambda: link.held and transport._left)
         kill(session_of(mutual))
         link.release()
-        with pytest.raises(WorkerLost):
+        # the worker is asked why, by TLS too
+        with pytest.raises(WorkerLost, match="SIGKILL"):
             side.join()
     serves(mutual, tls=head())
 

@@ -249,11 +249,11 @@ def connect(
 
 
 def open_doors(sessions: Sequence[Session]) -> list[Endpoint]:
-    """Workers on other machines that have asked for no token."""
+    """Workers on other machines that have asked for nothing: with TLS they know by certificates."""
     return [
         session.endpoint
         for session in sessions
-        if Asks.TOKEN not in session.asks and not session.endpoint.is_here
+        if session.asks == Asks.NOTHING and not session.endpoint.is_here
     ]
 
 
