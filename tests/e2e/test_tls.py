@@ -16,7 +16,7 @@ import pytest
 
 import caravan
 from caravan.errors import AuthenticationError, CaravanError, ConnectError, WorkerLost
-from caravan.llm import Context, ContextParams, Model
+from caravan.llm import Context, ContextParams, Model, SamplingParams
 from caravan.stream.routes import Path as Way
 from caravan.transport.certificates import Tls, client_context, server_context
 from caravan.transport.tcp import SocketTransport
@@ -407,6 +407,30 @@ def lose(link, phase: str, way: int, smollm2: Path, tokens: list[int], expected)
                     context.decode(tokens[40:] if phase == "prompt" else tokens[40:41])
                     context.logits()
     assert link.damaged == 1
+
+
+@pytest.mark.parametrize("harm", ["a byte changes", "the process is killed"])
+def test_a_text_goes_on_after_a_loss(mutual, smollm2, tokens, harm):
+    def pieces(context: Context, **more) -> Iterator[str]:
+        greedy = SamplingParams(temp=0)
+        return caravan.generate(context, tokens, max_tokens=12, sampling=greedy, **more)
+
+    with (
+        damaged_link(mutual.endpoint) as link,
+        caravan.connect([link.endpoint], tls=head()) as cluster,
+        Model(smollm2, devices=cluster.devices) as model,
+        Context(model, PARAMS) as context,
+    ):
+        expected = [*pieces(context)]
+        context.clear()
+        running = pieces(context, resume=True)
+        seen = [next(running) for _ in range(4)]
+        if harm == "a byte changes":
+            link.damage(TO_HEAD, 30)
+        else:
+            kill(session_of(mutual))
+        assert [*seen, *running] == expected
+        assert link.damaged == (harm == "a byte changes")
 
 
 # in the middle

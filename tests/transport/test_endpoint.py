@@ -97,3 +97,22 @@ def test_any_text_is_an_endpoint_or_a_usage_error(text):
         assert str(exc)
     else:
         assert endpoint.path or (endpoint.host and 0 < endpoint.port < 65536)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("tls://lab1:7", Endpoint("lab1", 7, tls=True)),
+        ("tls://lab1", Endpoint("lab1", DEFAULT_PORT, tls=True)),
+        ("tls://[::1]:7", Endpoint("::1", 7, tls=True)),
+    ],
+)
+def test_an_endpoint_that_asks_for_tls(text, meant):
+    assert Endpoint.parse(text) == meant
+    assert Endpoint.parse(str(meant)) == meant
+
+
+@pytest.mark.parametrize("text", ["tls://", "tls://:7", "tls://unix:/x", "tls://tls://a", "tls:a"])
+def test_what_asks_for_tls_nowhere(text):
+    with pytest.raises(UsageError):
+        Endpoint.parse(text)
