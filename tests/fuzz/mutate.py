@@ -123,7 +123,7 @@ class Mutator:
         """Structure only, never the text of an address: it must not become somebody else's."""
         rng = self.rng
         try:
-            value: dict[str, Any] = json.loads(tail)
+            value = dict(json.loads(tail))
             key = rng.choice(sorted(value))
         except (ValueError, IndexError, TypeError, RecursionError):
             return tail
