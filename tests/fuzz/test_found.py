@@ -11,7 +11,7 @@ from caravan.worker.local import Worker
 from worker.raw_client import ExtClient, row
 
 B = 1 << 40
-_I32 = 26
+_I32, _I64 = 26, 27
 
 
 def op(name: str) -> int:
@@ -23,9 +23,11 @@ def empty(tensor: np.ndarray, *ne: int) -> np.ndarray:
     return tensor
 
 
+Found = dict[str, tuple[int, tuple[np.ndarray, ...]]]
+
 # Nodes without elements: the engine plans for them, or fuses them with the next, before it skips
 # them, and their shapes need not go together.
-FOUND = {
+FOUND: Found = {
     "a norm of nothing, and its product": (
         2,
         (
@@ -53,6 +55,18 @@ FOUND = {
         ),
     ),
 }
+
+
+# The kernel divides by the dimensions of the row numbers, of which there may be none only where
+# there are no rows.
+FOUND["rows without numbers"] = (
+    1,
+    (
+        row((4, 8), B, op("SET_ROWS"), (1, 2)),
+        row((4, 3), B + 1024),
+        empty(row((3, 1), B + 2048, kind=_I64), 3, 0, 1, 1),
+    ),
+)
 
 
 @pytest.fixture(scope="module")

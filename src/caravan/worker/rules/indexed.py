@@ -45,9 +45,12 @@ def set_rows(nodes: Nodes) -> None:
         (d.ne[:, (0, 2, 3)] == s0.ne[:, (0, 2, 3)]).all(axis=1), "result and source differ"
     )
     nodes.require(s0.ne[:, 1] == s1.ne[:, 0], "row numbers do not match the source")
+    # There may be no rows and so no numbers, but the kernel divides by how often there are none.
     broadcast = np.maximum(s1.ne, 1)
     nodes.require(
-        (s0.ne[:, 2] % broadcast[:, 1] == 0) & (s0.ne[:, 3] % broadcast[:, 2] == 0),
+        (s1.ne[:, 1:3] > 0).all(axis=1)
+        & (s0.ne[:, 2] % broadcast[:, 1] == 0)
+        & (s0.ne[:, 3] % broadcast[:, 2] == 0),
         "row numbers do not repeat into the source",
     )
     nodes.require(s1.ne[:, 3] == 1, "row numbers have four dimensions")
