@@ -39,6 +39,8 @@ OPTIONS = ("--max-memory", str(DEVICE), "--timeout", "2", "--idle-timeout", "20"
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 # Room for noise in a memory of some 20 MB; a leak of a kilobyte a session shows within an hour.
 MOST_GROWTH = 0.05
+# The worker's limit, and some that are just starting or ending.
+MOST_PROCESSES = 24
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,13 @@ def resident(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1])
     return 0
+
+
+def state(pid: int) -> str:
+    """The letter that /proc has for it."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "?"
 
 
 class Soak:
@@ -112,8 +121,12 @@ class Soak:
 
     def _sample(self, seconds: float) -> None:
         pid = self.worker.pid
-        found = Sample(seconds, resident(pid), descriptors(pid), len(children(pid)))
-        self.samples.append(found)
+        family = children(pid)
+        self.samples.append(Sample(seconds, resident(pid), descriptors(pid), len(family)))
+        if len(family) > MOST_PROCESSES:
+            states = "".join(map(state, family))
+            said = self.worker.messages()
+            self.faults.append(f"{len(family)} session processes ({states}); it said last: {said}")
 
     def _check_quiet(self, before: int) -> None:
         """Nothing is left of any session: no process, no descriptor, no memory of the device."""
