@@ -136,6 +136,8 @@ class Pool:
             return None, "the worker is shutting down"
         if self.sessions >= self._limit:
             return None, f"the worker serves {self._limit} sessions already"
+        # one that is started for somebody who waits is no surplus, however long it takes
+        self._surplus_at = time.monotonic() + _SURPLUS_SECONDS
         if len(self._spares) <= queue and self._failures < _TRIES:
             self.start_spare()
         spare = self.spare
@@ -146,7 +148,6 @@ class Pool:
         spare.key = secrets.token_hex(16)
         spare.peer_key = secrets.token_hex(16)
         self._spares.remove(spare)
-        self._surplus_at = time.monotonic() + _SURPLUS_SECONDS
         if not self._spares:
             # Not at once: the new session has better use for the processor now.
             self._spare_at = time.monotonic() + _SPARE_DELAY
