@@ -91,7 +91,6 @@ class Session:
         self._lanes: list[Lane] = []
         self._taken: dict[int, int] = {}  # device: the connection that has it
         self._open = 0
-        self._beating: threading.Thread | None = None
         self._served = False
 
     def _notice(self, text: str) -> None:
@@ -112,9 +111,6 @@ class Session:
             return
         with self._lock:
             self._open += 1
-            if self._beating is None:
-                self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
-                self._beating.start()
         if self._idle:
             transport.bound_unacknowledged(self._idle)
             # one of the base protocol owes no sign of life
@@ -125,7 +121,8 @@ class Session:
             target=serve, args=(adopt, transport), name=f"reader {adopt.peer}", daemon=True
         ).start()
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """Show the other workers, now and then, that this process is there; never returns."""
         while True:
             time.sleep(BEAT_SECONDS)
             self._peers.beat()
@@ -339,6 +336,7 @@ def serve(talk: socket.socket, args: argparse.Namespace) -> None:
     store = Store(args.cache, args.cache_size or None) if args.cache else None
     tls = Tls(args.tls_ca, args.tls_cert, args.tls_key)
     session = Session(loaded, devices, talk, store, args.model_dir, args.idle_timeout, tls)
+    threading.Thread(target=session.beat, name="beat", daemon=True).start()
     while True:
         message, fd = control.receive(talk)
         if isinstance(message, control.Secrets):
