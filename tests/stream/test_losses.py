@@ -123,7 +123,7 @@ def test_a_send_that_fails_loses_the_stream(rig, monkeypatch):
     rig.set(b"x")
     with pytest.raises(WorkerLost, match="broken pipe"):
         ticket.wait(PATIENCE)
-    assert rig.stream.lost.command == "send"
+    assert rig.stream.lost.command == "GET"
 
 
 def test_the_first_cause_stays(rig):

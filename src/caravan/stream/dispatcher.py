@@ -305,7 +305,7 @@ class Stream:
         try:
             self._transport.wait_writable(1.0)
         except CaravanError as exc:
-            self.fail(exc, "send")
+            self.fail(exc, self._next("send"))
 
     # sending; everything below `_pump` runs with the lock held and never blocks
 
@@ -320,7 +320,7 @@ class Stream:
                 self.segments += 1
                 self._advance(sent)
         except Exception as exc:
-            self._fail_locked(_own(exc), "send")
+            self._fail_locked(_own(exc), self._next("send"))
 
     def _gather(self) -> bool:
         """Move whole messages that may leave into the segment; False when there are none."""
