@@ -78,9 +78,11 @@ class Victims:
         if sessions:
             kill(max(sessions, key=_connections))
 
-    def kill_worker(self, number: int, delay: float) -> None:
-        """And start it again."""
+    def kill_worker(self, number: int, delay: float) -> bool:
+        """And start it again; False if it has not been started again since the last time."""
         worker = self._workers[number]
+        if not worker.pid:
+            return False
         port = int(self.endpoints[number].rpartition(":")[2])
         kill(worker.pid)
 
@@ -92,6 +94,7 @@ class Victims:
         thread = threading.Thread(target=start)
         thread.start()
         self._starting.append(thread)
+        return True
 
     def settle(self) -> None:
         """Until both are there, with nothing but a spare."""
@@ -205,8 +208,8 @@ def trial(
                 kills.append(f"session {number} at {moment:.2f} s")
             else:
                 delay = chance.choice((0.0, chance.uniform(0, 2)))
-                workers.kill_worker(number, delay)
-                kills.append(f"worker {number} at {moment:.2f} s, for {delay:.2f} s")
+                if workers.kill_worker(number, delay):
+                    kills.append(f"worker {number} at {moment:.2f} s, for {delay:.2f} s")
     code = run.finish()
     same = code == 0 and run.text == expected
     workers.settle()

@@ -51,6 +51,7 @@ def descriptors(pid: int) -> int:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    assert pid > 0, "that would be the tests' own process group"
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
