@@ -155,6 +155,8 @@ class Target:
         """Raises Finding for anything that the worker has lost or kept."""
         if not Path(f"/proc/{self.worker.pid}/fd").exists():
             raise Finding("the worker has ended")
+        # the memory of sessions that are ending is still theirs
+        self.settle()
         self.control.check()
         self.settle()
         if (files := self._descriptors()) > self._files + 1:
