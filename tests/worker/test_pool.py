@@ -93,6 +93,17 @@ def test_clients_that_wait_long_have_one_process_each_started_for_them(few, made
     assert len(made) == 3
 
 
+def test_no_more_are_started_than_there_may_be_sessions(few, made, clock):
+    """However many wait; one is kept for the time when one of them has ended."""
+    rounds(few, clock, 40, 1.0)
+    assert len(made) == 16
+    for process in made:
+        process.ready = READY
+    rounds(few, clock, 40, 5.0)
+    assert few.sessions == 16
+    assert len(made) == 17
+
+
 def test_surplus_ones_are_let_go_when_nobody_wants_them(few, made, clock):
     rounds(few, clock, 3, 10.0)
     for process in made:

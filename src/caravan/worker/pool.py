@@ -138,7 +138,7 @@ class Pool:
             return None, f"the worker serves {self._limit} sessions already"
         # one that is started for somebody who waits is no surplus, however long it takes
         self._surplus_at = time.monotonic() + _SURPLUS_SECONDS
-        if len(self._spares) <= queue and self._failures < _TRIES:
+        if len(self._spares) <= queue and self._failures < _TRIES and self._wanted():
             self.start_spare()
         spare = self.spare
         if spare is None:
@@ -152,6 +152,11 @@ class Pool:
             # Not at once: the new session has better use for the processor now.
             self._spare_at = time.monotonic() + _SPARE_DELAY
         return spare, ""
+
+    def _wanted(self) -> bool:
+        """Whether one more may become a session. However many wait, more are not started for them:
+        each takes as much memory as the engine does."""
+        return self.sessions + len(self._spares) < self._limit
 
     def peer(self, key: str) -> tuple[SessionProcess | None, str]:
         """The process of the session with this `peer_key`; or why there is none."""
