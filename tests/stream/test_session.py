@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from caravan.errors import (
+    AuthenticationError,
     ConnectError,
     ProtocolError,
     RemoteProtocolError,
@@ -25,10 +26,11 @@ from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_sessio
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
 from caravan.wire import codec, extension
-from caravan.wire.extension import DeviceInfo, SessionReply
+from caravan.wire.extension import Asks, DeviceInfo, SessionReply
 from caravan.wire.versions import V7, V8, Version
 from servers import Script, Server, close, drain, hello, raw, steps
 from stream.scripted import Peer, stream_threads
+from trust.test_entry import TOKEN, prover
 from wired import PATIENCE, Side, wait_until
 
 OPS = ("NONE", "DUP", "ADD")
@@ -379,6 +381,16 @@ def test_a_server_that_closes(serve, watchdog, name):
 def test_a_server_that_closes_the_second_connection(serve, watchdog, second):
     server = serve(steps(hello(), session()), second)
     fails(server, watchdog, ConnectError, "closed the connection")
+
+
+def test_a_worker_that_asked_for_a_token_asks_every_connection_for_it(serve, watchdog):
+    """Whoever answers the second one without is not the worker, and is told nothing."""
+    told: list[str] = []
+    caps = extension.caps(True, Asks.TOKEN)
+    first = steps(hello(V8, caps), prover(), session())
+    server = serve(first, steps(hello(), leaves(told)))
+    fails(server, watchdog, AuthenticationError, "asked for a token before", token=TOKEN)
+    assert KEY not in "".join(told)
 
 
 SILENT = {

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from caravan.backend.device import RemoteDevice
 from caravan.errors import ProtocolError, UsageError, WorkerLost
 from caravan.stream.link import DeviceLink
-from caravan.stream.session import Session
+from caravan.stream.session import Session, require_asked
 
 # Seconds for the threads of a session that is lost: they have nothing to wait for.
 _LOST_SECONDS = 1.0
@@ -70,8 +70,9 @@ class Connection:
     def reopen(self) -> None:
         """Have a session again, if the one that there was is lost. Blocks, as connecting does.
 
-        Raises ConnectError and WorkerStartError where there is nobody (yet), ProtocolError where
-        there is somebody else, or the same worker with other devices; and UsageError if the cluster
+        Raises ConnectError and WorkerStartError where there is nobody (yet), AuthenticationError
+        and ProtocolError where there is somebody else, or the same worker with other devices or
+        with a door that stands open now; and UsageError if the cluster
         was closed, or if the devices were entered in the engine's own list: nobody could tell those
         who use them there.
         """
@@ -99,6 +100,8 @@ class Connection:
         self.session.close(time.monotonic() + _LOST_SECONDS)
 
     def _require_same(self, session: Session) -> None:
+        # nothing has gone there yet that is for nobody else
+        require_asked(self.endpoint, self.session.asks, session.asks)
         came = f"the worker at {self.endpoint} came back with"
         old, new = self.session.links, session.links
         if session.engine != self.session.engine:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from caravan.errors import (
+    AuthenticationError,
     CaravanError,
     ConnectError,
     ConnectionClosed,
@@ -75,6 +76,7 @@ class Caller:
         timeout: seconds, for connecting and for every later silence.
         token: what is shown to a worker that asks for it; None for none.
         tls: what there is for TLS.
+        asked: what the worker has asked for before, and so asks for again.
     """
 
     endpoint: Endpoint
@@ -82,6 +84,7 @@ class Caller:
     timeout: float = 30.0
     token: Token | None = None
     tls: TlsClient | None = None
+    asked: Asks = Asks.NOTHING
 
 
 class Session:
@@ -154,6 +157,7 @@ def open_session(
     """
     caller = Caller(endpoint, identity, timeout, token, tls)
     entry = enter(caller, use_extension)
+    caller = replace(caller, asked=entry.asks)
     engine, inquest = "", None
     try:
         if entry.extension:
@@ -193,6 +197,7 @@ def enter(caller: Caller, use_extension: bool = True, session: str = "") -> Entr
     try:
         transport.set_timeout(caller.timeout)
         _hello(caller, entry, use_extension)
+        require_asked(caller.endpoint, caller.asked, entry.asks)
         _satisfy(caller, entry, session)
     except (ProtocolError, ConnectError) as exc:
         if entry.extension:
@@ -217,6 +222,17 @@ def _hello(caller: Caller, entry: Entry, use_extension: bool) -> None:
     except ConnectionClosed as exc:
         raise ConnectError(f"{endpoint} closed the connection instead of answering") from exc
     entry.version = check_server(entry.version, str(endpoint))
+
+
+def require_asked(endpoint: object, before: Asks, now: Asks) -> None:
+    """Raises AuthenticationError when who answers wants less than the worker that was there before:
+    it is let in nowhere, but it would be told what is for that worker alone."""
+    for what, words in ((Asks.TOKEN, "a token"), (Asks.TLS, "TLS")):
+        if what in before & ~now:
+            raise AuthenticationError(
+                f"the worker at {endpoint} asked for {words} before, and whoever answers there now"
+                " does not: another worker, or somebody in the middle"
+            )
 
 
 def _satisfy(caller: Caller, entry: Entry, session: str) -> None:
