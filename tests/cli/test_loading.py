@@ -68,12 +68,13 @@ def test_a_line_for_each_device_every_few_seconds(at):
         "caravan: loading RPC1: 0 of 50 MB",
     ]
     assert at(5.1, *two) == at(9.9, *two) == []
-    (line,) = at(10.0, load(total=100 * MB, disk=10 * MB, cache=20 * MB, network=20 * MB))
+    far = load(total=100 * MB, disk=10 * MB, cache=20 * MB, network=20 * MB)
+    (line, _) = at(10.0, far, load("RPC1", 50 * MB), load("RPC2"))
     assert line == "caravan: loading RPC0: 50 of 100 MB from disk+cache+network, 5 MB/s, 10 s left"
     # the end is told once, if anything was
-    end = load(total=100 * MB, cache=100 * MB)
-    assert at(12.5, end) == ["caravan: loading RPC0: 100 of 100 MB from cache, 8 MB/s"]
-    assert at(12.6, end) == []
+    end = (load(total=100 * MB, cache=100 * MB), load("RPC1"), load("RPC2"))
+    assert at(12.5, *end) == ["caravan: loading RPC0: 100 of 100 MB from cache, 8 MB/s"]
+    assert at(12.6, *end) == []
 
 
 def test_a_device_that_is_done_is_told_once_with_its_own_speed(at):
@@ -137,6 +138,16 @@ def test_what_is_loaded_once_more_is_told_of_anew(at):
     ]
     (line,) = at(510.0, load(total=100 * MB, network=50 * MB))
     assert "5 MB/s" in line
+
+
+def test_what_broke_off_is_told_of_anew(at):
+    """A device that was done has begun once more; and one that is gone was done, too."""
+    done = load(total=20 * MB, network=20 * MB)
+    assert len(at(5.0, done, load("RPC1", 100 * MB, network=10 * MB))) == 2
+    (line, _) = at(20.0, load(total=20 * MB, network=10 * MB), load("RPC1", 100 * MB))
+    assert line.startswith("caravan: loading RPC0: 10 of 20 MB from network")
+    (line,) = at(30.0, load("RPC1", 120 * MB, network=20 * MB))
+    assert line.startswith("caravan: loading RPC1: 20 of 120 MB from network, 0 MB/s")
 
 
 # bars
@@ -222,6 +233,34 @@ def test_bars_of_a_load_that_fails(show):
         assert "\x1b[?25l" in terminal.getvalue()
         raise ZeroDivisionError
     assert "\x1b[?25h" in terminal.getvalue()
+
+
+SHOWN, HIDDEN = "\x1b[?25h", "\x1b[?25l"
+
+
+def test_a_load_that_breaks_off_leaves_the_line_to_others(show):
+    """And the next one, on the device that is left, has bars of its own."""
+    terminal = show()
+    with shown_loading() as shown:
+        shown([load(total=10 * MB, network=10 * MB), load("RPC1", 10 * MB)])
+        shown.end()
+        said = terminal.getvalue()
+        assert said.endswith(f"\n{SHOWN}")
+        shown([load("RPC1", 20 * MB, network=5 * MB)])
+        bars = rendered(shown._bars)
+        assert terminal.getvalue().count(HIDDEN) == 2
+    assert len(bars) == 1
+    assert "5.0/20.0 MB" in bars[0]
+
+
+def test_bars_of_a_load_that_begins_once_more(show):
+    """Nothing was said in between."""
+    terminal = show()
+    with shown_loading() as shown:
+        shown([load(total=10 * MB, network=10 * MB), load("RPC1", 10 * MB)])
+        shown([load("RPC1", 20 * MB)])
+        assert [line.split()[0] for line in rendered(shown._bars)] == ["RPC1"]
+    assert terminal.getvalue().count(HIDDEN) == terminal.getvalue().count(SHOWN) == 2
 
 
 def test_a_short_load_has_no_bars(show, monkeypatch):

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 
+import click
 import pytest
 
 from caravan.cli import main as cli_main
@@ -251,8 +252,12 @@ def test_what_is_told_after_the_text_begins_a_new_line_on_a_screen(monkeypatch, 
 def test_a_loss_is_told_between_two_parts_of_the_text(monkeypatch, capsys):
     lost = WorkerLost("a:1", "RPC0", "GET", ConnectionClosed("it closed"))
 
+    class Bars:
+        def end(self) -> None:
+            click.echo("(bars)", err=True)
+
     def complete(options, prompt, workers, names, params, text):
-        resume = run_module._resume(options, text)
+        resume = run_module._resume(options, text, Bars())
         text.write("once")
         resume.on_wait(lost, resume.wait)
         resume.on_resume(Resumed.of(lost, ("RPC0",), {}, ("RPC0",), 1.5, 3))
@@ -265,7 +270,9 @@ def test_a_loss_is_told_between_two_parts_of_the_text(monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == "once\n upon\n"
     assert err.splitlines() == [
+        "(bars)",
         "caravan: lost RPC0 at a:1 during GET: it closed; waiting for it, 7 s at most",
+        "(bars)",
         "caravan: RPC0 at a:1 was lost during GET (it closed): back after 1.5 s, 3 tokens replayed",
         "caravan: error: over",
     ]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from caravan.llm.loader import OnLoad
     from caravan.llm.loading import DeviceLoad
 
 # A load that is shorter shows nothing; rich itself takes 0.1 s to be imported.
@@ -22,8 +21,10 @@ _MB = 1e6
 
 
 @contextlib.contextmanager
-def shown_loading(quiet: bool = False, *, passing: bool = False) -> Iterator[OnLoad | None]:
+def shown_loading(quiet: bool = False, *, passing: bool = False) -> Iterator[Shown | None]:
     """What to give a `Model` as its `on_load`; None if nothing is to be shown.
+
+    Whoever prints something else meanwhile calls its `end` first: a load that breaks off does not.
 
     `passing`: the bars vanish at the end.
     """
@@ -31,14 +32,26 @@ def shown_loading(quiet: bool = False, *, passing: bool = False) -> Iterator[OnL
         yield None
         return
     with contextlib.ExitStack() as stack:
-        shown: OnLoad = _Bars(stack, passing) if sys.stderr.isatty() else _Lines()
-        yield shown
+        yield _Bars(stack, passing) if sys.stderr.isatty() else _Lines()
 
 
 def source(load: DeviceLoad) -> str:
     """Where a device's weights come from, such as `cache` or `cache+network`; empty so far."""
     parts = {"disk": load.disk, "cache": load.cache, "network": load.network}
     return "+".join(name for name, size in parts.items() if size)
+
+
+class _Far:
+    """How far each device was when it was last heard of."""
+
+    def __init__(self) -> None:
+        self._done: dict[str, int] = {}
+
+    def is_anew(self, loads: Sequence[DeviceLoad]) -> bool:
+        """Whether this is another load than before, which broke off: somebody has less by now, or
+        does without."""
+        before, self._done = self._done, {load.name: load.done for load in loads}
+        return any(done > self._done.get(name, -1) for name, done in before.items())
 
 
 class _Speeds:
@@ -65,11 +78,18 @@ class _Lines:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last = clock()
-        self._speeds = _Speeds(clock)
+        self._far = _Far()
+        self.end()
+
+    def end(self) -> None:
+        """It may be loaded once more."""
+        self._speeds = _Speeds(self._clock)
         self._told: set[str] = set()  # of devices that are done
         self._begun = False
 
     def __call__(self, loads: Sequence[DeviceLoad]) -> None:
+        if self._far.is_anew(loads):
+            self.end()
         speeds = {load.name: self._speeds.of(load) for load in loads}
         now = self._clock()
         over = all(load.done == load.total for load in loads)
@@ -85,8 +105,7 @@ class _Lines:
                     print(_line(load, speeds[load.name] / _MB), file=sys.stderr, flush=True)
         self._told |= {load.name for load in loads if load.done == load.total}
         if over:
-            # it may be loaded once more
-            self._speeds, self._told = _Speeds(self._clock), set()
+            self.end()
 
 
 def _line(load: DeviceLoad, speed: float) -> str:
@@ -119,16 +138,24 @@ class _Bars:
     def __init__(self, stack: contextlib.ExitStack, passing: bool) -> None:
         self._stack = stack
         self._passing = passing
-        self._start()
+        self._far = _Far()
+        self.end()
+
+    def end(self) -> None:
+        """What is printed from here on is somebody else's; and it may be loaded once more."""
+        self._stack.close()
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
+        self._begin, self._speeds = time.monotonic(), _Speeds(time.monotonic)
 
     def __call__(self, loads: Sequence[DeviceLoad]) -> None:
+        if self._far.is_anew(loads):
+            self.end()
         over = all(load.done == load.total for load in loads)
         speeds = {load.name: self._speeds.of(load) for load in loads}
         if self._bars is None:
             if over:
-                self._start()
+                self.end()
             if over or time.monotonic() - self._begin < _PATIENCE_SECONDS:
                 return
             self._bars = self._stack.enter_context(_new_bars(self._passing))
@@ -147,14 +174,10 @@ class _Bars:
                 rate=_rate(speeds[load.name] / _MB) if load.done else "",
             )
         if over:
-            # what is printed from here on is somebody else's
-            self._stack.close()
-            self._bars, self._tasks = None, {}
-            self._start()
+            self.end()
 
-    def _start(self) -> None:
-        """It may be loaded once more."""
-        self._begin, self._speeds = time.monotonic(), _Speeds(time.monotonic)
+
+Shown = _Lines | _Bars
 
 
 def _new_bars(passing: bool) -> Any:

@@ -21,6 +21,7 @@ from caravan.errors import CaravanError, UsageError
 from caravan.wire.dtypes import WORDS
 
 if TYPE_CHECKING:
+    from caravan.cli.loading import Shown
     from caravan.errors import WorkerLost
     from caravan.llm.complete import Report
     from caravan.llm.needs import Needs
@@ -275,23 +276,23 @@ def _run(
         token=options["token"],
         tls=options["tls"],
     )
-    with open_devices(wanted, names) as devices, shown_loading(options["quiet"]) as on_load:
+    with open_devices(wanted, names) as devices, shown_loading(options["quiet"]) as shown:
         return complete(
             str(path),
             prompt,
             max_tokens=options["predict"],
             devices=devices,
             on_text=text.write,
-            on_load=on_load,
+            on_load=shown,
             on_needs=None if options["quiet"] else _show_needs,
             fit=options["fit"] == "on",
-            resume=_resume(options, text),
+            resume=_resume(options, text, shown),
             **params,
         )
 
 
-def _resume(options: dict[str, Any], text: _Text) -> Resume | bool:
-    """What is done about lost workers; each loss is told in a line."""
+def _resume(options: dict[str, Any], text: _Text, shown: Shown | None) -> Resume | bool:
+    """What is done about lost workers; each loss is told in a line, below bars that broke off."""
     from caravan.llm.resume import Resume
 
     if not options["resume"]:
@@ -299,13 +300,17 @@ def _resume(options: dict[str, Any], text: _Text) -> Resume | bool:
     if options["quiet"]:
         return Resume(options["resume_wait"])
 
-    def told(resumed: object) -> None:
+    def say(line: str) -> None:
         text.end_line()
-        click.echo(f"caravan: {resumed}", err=True)
+        if shown is not None:
+            shown.end()
+        click.echo(f"caravan: {line}", err=True)
+
+    def told(resumed: object) -> None:
+        say(str(resumed))
 
     def waiting(lost: WorkerLost, seconds: float) -> None:
-        text.end_line()
-        click.echo(f"caravan: {lost}; waiting for it, {seconds:g} s at most", err=True)
+        say(f"{lost}; waiting for it, {seconds:g} s at most")
 
     return Resume(options["resume_wait"], on_resume=told, on_wait=waiting)
 
