@@ -133,21 +133,31 @@ def test_what_is_loaded_once_more_is_told_of_anew(at):
     """After a loss; the speed is that of the new load."""
     assert len(at(10.0, load(total=100 * MB, network=50 * MB))) == 1
     assert len(at(11.0, load(total=100 * MB, network=100 * MB))) == 1
-    assert at(500.0, load(total=100 * MB)) == [
-        "caravan: loading RPC0: 0 of 100 MB",
-    ]
-    (line,) = at(510.0, load(total=100 * MB, network=50 * MB))
-    assert "5 MB/s" in line
+    # at first nothing is known of it
+    assert at(500.0, load()) == at(504.0, load(total=100 * MB)) == []
+    assert at(505.0, load(total=100 * MB)) == ["caravan: loading RPC0: 0 of 100 MB"]
+    (line,) = at(510.0, load(total=100 * MB, network=100 * MB))
+    assert "10 MB/s" in line
+
+
+def test_a_second_load_that_is_short_says_nothing_either(at):
+    assert at(1.0, load(total=100 * MB, network=100 * MB)) == []
+    assert at(300.0, load(total=100 * MB)) == []
+    assert at(300.5, load(total=100 * MB, cache=100 * MB)) == []
 
 
 def test_what_broke_off_is_told_of_anew(at):
     """A device that was done has begun once more; and one that is gone was done, too."""
     done = load(total=20 * MB, network=20 * MB)
     assert len(at(5.0, done, load("RPC1", 100 * MB, network=10 * MB))) == 2
-    (line, _) = at(20.0, load(total=20 * MB, network=10 * MB), load("RPC1", 100 * MB))
-    assert line.startswith("caravan: loading RPC0: 10 of 20 MB from network")
-    (line,) = at(30.0, load("RPC1", 120 * MB, network=20 * MB))
-    assert line.startswith("caravan: loading RPC1: 20 of 120 MB from network, 0 MB/s")
+    again = (load(total=20 * MB), load("RPC1", 100 * MB))
+    assert at(20.0, *again) == []
+    again = (load(total=20 * MB, network=10 * MB), load("RPC1", 100 * MB))
+    (line, _) = at(25.0, *again)
+    assert line.startswith("caravan: loading RPC0: 10 of 20 MB from network, 2 MB/s")
+    assert at(40.0, load("RPC1", 120 * MB)) == []
+    (line,) = at(45.0, load("RPC1", 120 * MB, network=20 * MB))
+    assert line.startswith("caravan: loading RPC1: 20 of 120 MB from network, 4 MB/s")
 
 
 # bars

@@ -66,7 +66,7 @@ class _Speeds:
         now = self._clock()
         if self._begin is None:
             self._begin = now
-        if load.done == load.total:
+        if load.total and load.done == load.total:
             now = self._ends.setdefault(load.name, now)
         seconds = now - self._begin
         return load.done / seconds if seconds > 0 else 0.0
@@ -77,12 +77,12 @@ class _Lines:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last = clock()
         self._far = _Far()
         self.end()
 
     def end(self) -> None:
         """It may be loaded once more."""
+        self._last = self._clock()
         self._speeds = _Speeds(self._clock)
         self._told: set[str] = set()  # of devices that are done
         self._begun = False
