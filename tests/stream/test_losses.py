@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from caravan.errors import CaravanError, ConnectionClosed, RemoteProtocolError, WorkerLost
@@ -27,6 +29,17 @@ def check_lost(rig: Rig, command: str, *tickets: Ticket) -> None:
 def test_end_while_idle(rig):
     rig.peer.close()
     check_lost(rig, "receive")
+
+
+def test_a_loss_does_not_keep_the_frames_of_all_who_were_told(rig):
+    depths = []
+    rig.peer.close()
+    wait_until(lambda: rig.stream.lost)
+    for _ in range(5):
+        with pytest.raises(WorkerLost) as caught:
+            rig.stream.check()
+        depths.append(sum(1 for _ in traceback.walk_tb(caught.value.__traceback__)))
+    assert len(set(depths)) == 1
 
 
 def test_end_while_something_is_done_that_has_no_reply(rig):

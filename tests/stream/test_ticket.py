@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 
 import pytest
 
@@ -28,6 +29,16 @@ def test_a_failure_is_raised_by_every_wait():
             ticket.wait()
         assert caught.value is error
     ticket.settle()
+
+
+def test_a_failure_does_not_keep_the_frames_of_all_who_were_told():
+    ticket, error, depths = Ticket("GET", 3), CaravanError("no"), []
+    ticket.fail(error)
+    for _ in range(5):
+        with pytest.raises(CaravanError):
+            ticket.wait()
+        depths.append(sum(1 for _ in traceback.walk_tb(error.__traceback__)))
+    assert len(set(depths)) == 1
 
 
 def test_a_wait_ends_when_it_is_told_to():

@@ -112,6 +112,25 @@ def test_a_message_that_there_is_no_memory_for_ends_the_connection(extension, mo
         lane.executor.close()
 
 
+@pytest.mark.parametrize("extension", [True, False])
+def test_what_is_kept_of_a_broken_connection_holds_nothing(extension):
+    near, far = memory.pair()
+    made, buffers = lanes(FakeDevice())
+    if extension:
+        channel: Channel = ExtChannel(near, made[0], made, buffers)
+    else:
+        channel = BaseChannel(near, made, buffers, 8)
+    far.close()
+    channel.serve()
+    broke = channel.broke
+    assert broke is not None
+    # an error that is the cause has frames, too, and those hold their callers'
+    assert (broke.__traceback__, broke.__cause__, broke.__context__) == (None, None, None)
+    channel.replies.close()
+    for lane in made:
+        lane.executor.close()
+
+
 @pytest.fixture
 def device() -> FakeDevice:
     return FakeDevice()

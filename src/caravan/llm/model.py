@@ -246,7 +246,8 @@ class Model:
         """The handle; raises ModelError once the model is closed, and WorkerLost while it is
         nowhere because of a loss."""
         if not self.handle:
-            raise self._lost or ModelError(f"{self.path}: the model is closed")
+            error = self._lost or ModelError(f"{self.path}: the model is closed")
+            raise error.with_traceback(None)
         return self.handle
 
     def bring_back(self, lost: WorkerLost, resume: Resume, losses: Losses) -> recovery.Back:
@@ -260,7 +261,10 @@ class Model:
             self.words.outlive(self._load_words)
             self._lost = lost
             self._free(lost)
-            return recovery.bring_back(self, lost, resume, losses, self._closing)
+            back = recovery.bring_back(self, lost, resume, losses, self._closing)
+            # its frames hold this model
+            self._lost = None
+            return back
 
     def _is_whole(self) -> bool:
         try:

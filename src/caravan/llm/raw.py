@@ -139,7 +139,8 @@ class RawContext:
     def require_open(self) -> int:
         """The handle; raises ContextError once it is closed."""
         if not self.handle:
-            raise self._lost or ContextError("the context is closed")
+            error = self._lost or ContextError("the context is closed")
+            raise error.with_traceback(None)
         return self.handle
 
     def check(self) -> None:

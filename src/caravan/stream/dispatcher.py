@@ -164,7 +164,8 @@ class Stream:
         if failure is not None:
             # the worker is being asked what happened
             failure.settle()
-            raise failure
+            # it is raised again and again, and would keep the frames of all who were told
+            raise failure.with_traceback(None)
 
     # posting
 

@@ -160,7 +160,8 @@ class Ticket:
                 if left <= 0:
                     raise TransportTimeout(f"no answer to {self.name} within {timeout:g} s")
         if self.error is not None:
-            raise self.error
+            # often the stream's, which many are told: it must not keep the frames of them all
+            raise self.error.with_traceback(None)
         return self.data
 
     def settle(self, stop: Callable[[], bool] | None = None) -> None:

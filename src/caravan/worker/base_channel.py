@@ -80,8 +80,8 @@ class BaseChannel(Channel):
                 if job is not None:
                     return job
             self.replies.drain(1.0)
-        except TransportError:
-            pass
+        except TransportError as exc:
+            self.note_broken(exc)
         except MemoryError:
             self.starve()
         return None

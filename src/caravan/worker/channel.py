@@ -73,12 +73,15 @@ class Channel:
         try:
             return self._read()
         except TransportError as exc:
-            # without its frames, which hold this channel
-            self.broke = exc.with_traceback(None)
+            self.note_broken(exc)
             return False
 
     def _read(self) -> bool:
         raise NotImplementedError
+
+    def note_broken(self, exc: TransportError) -> None:
+        """Keep what happened, and not the error: its frames, and its cause's, hold this channel."""
+        self.broke = type(exc)(str(exc))
 
     def starve(self) -> None:
         """There is no memory for what comes: nobody knows where the next message begins."""

@@ -93,8 +93,7 @@ class ExtChannel(Channel):
         try:
             return self._read_requests()
         except TransportError as exc:
-            # without its frames, which hold this channel
-            self.broke = exc.with_traceback(None)
+            self.note_broken(exc)
             return None
         except MemoryError:
             self.starve()
