@@ -18,9 +18,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from caravan.errors import CaravanError
+from caravan.stream.caller import Identity
 from caravan.stream.link import DeviceLink, ExtGraph
 from caravan.stream.routes import Route
-from caravan.stream.session import Identity, Session, open_session
+from caravan.stream.session import Session, open_session
 from caravan.stream.ticket import Ticket
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint

@@ -21,8 +21,9 @@ from caravan.errors import (
     WorkerLost,
 )
 from caravan.stream.base_link import BaseLink
+from caravan.stream.caller import Identity
 from caravan.stream.ext_link import ExtLink
-from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_session
+from caravan.stream.session import CLOSE_SECONDS, Session, open_session
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.endpoint import Endpoint
 from caravan.wire import codec, extension

@@ -17,9 +17,10 @@ from caravan.backend.device import RemoteDevice
 from caravan.backend.opening import Opening
 from caravan.engine import layouts
 from caravan.errors import UsageError
+from caravan.stream.caller import Identity
 from caravan.stream.receiver import DEFAULT_POLL, check_poll
 from caravan.stream.routes import Route
-from caravan.stream.session import CLOSE_SECONDS, Identity, Session, open_session
+from caravan.stream.session import CLOSE_SECONDS, Session, open_session
 from caravan.stream.telemetry import DeviceStats
 from caravan.stream.watchdog import Watchdog
 from caravan.transport.certificates import Tls, TlsClient

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from caravan.backend.device import RemoteDevice
 from caravan.errors import ProtocolError, UsageError, WorkerLost
+from caravan.stream.caller import require_asked
 from caravan.stream.link import DeviceLink
-from caravan.stream.session import Session, require_asked
+from caravan.stream.session import Session
 
 # Seconds for the threads of a session that is lost: they have nothing to wait for.
 _LOST_SECONDS = 1.0

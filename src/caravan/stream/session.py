@@ -1,4 +1,4 @@
-"""`Session`: the head's connections to one worker, and the handshake that opens them.
+"""`Session`: the head's connections to one worker, and how they are opened; `caller` shakes hands.
 
 One connection a device where both ends speak the extension; one connection for all devices of a
 ggml-rpc server, which serves a single client.
@@ -9,22 +9,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from caravan.errors import (
-    AuthenticationError,
     CaravanError,
     ConnectError,
-    ConnectionClosed,
     ProtocolError,
-    RemoteError,
     RemoteProtocolError,
     TransportError,
-    TransportTimeout,
     WorkerLost,
 )
 from caravan.stream.base_link import BaseLink, ask
+from caravan.stream.caller import Caller, Identity, leave
 from caravan.stream.dispatcher import Stream
 from caravan.stream.ext_link import ExtLink
 from caravan.stream.framing import BaseFraming, ExtFraming
@@ -32,59 +29,17 @@ from caravan.stream.inquest import Inquest
 from caravan.stream.link import DeviceLink
 from caravan.stream.reach import Reach
 from caravan.stream.watchdog import Watchdog
-from caravan.transport.base import Connection
 from caravan.transport.certificates import TlsClient
 from caravan.transport.endpoint import Endpoint
-from caravan.transport.tcp import ENDED, connect
 from caravan.trust.entry import Entry
 from caravan.trust.token import Token
-from caravan.wire import codec, extension
-from caravan.wire.commands import Base, Ext, base_table
-from caravan.wire.extension import (
-    NO_DEVICE,
-    Asks,
-    DeviceInfo,
-    SessionReply,
-    SessionRequest,
-    Status,
-    TlsRequest,
-    public_id,
-)
-from caravan.wire.versions import Version, check_server
+from caravan.wire import extension
+from caravan.wire.commands import Base, base_table
+from caravan.wire.extension import Asks, DeviceInfo, SessionReply
+from caravan.wire.versions import Version
 
 _MAX_DEVICES = 16
 CLOSE_SECONDS = 5.0
-# A session that is just ending is asked for again after so long.
-_AGAIN_SECONDS = 0.05
-_BUSY = "a busy llama.cpp server, which serves one client at a time"
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What this head says of itself: its own version, the engine's, and the engine's op names."""
-
-    caravan: str
-    engine: str
-    ops: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who comes to which worker, and with what.
-
-    Attributes:
-        timeout: seconds, for connecting and for every later silence.
-        token: what is shown to a worker that asks for it; None for none.
-        tls: what there is for TLS.
-        asked: what the worker has asked for before, and so asks for again.
-    """
-
-    endpoint: Endpoint
-    identity: Identity
-    timeout: float = 30.0
-    token: Token | None = None
-    tls: TlsClient | None = None
-    asked: Asks = Asks.NOTHING
 
 
 class Session:
@@ -156,14 +111,14 @@ def open_session(
     RemoteProtocolError when what answers is no worker that goes together with this head.
     """
     caller = Caller(endpoint, identity, timeout, token, tls)
-    entry = enter(caller, use_extension)
+    entry = caller.enter(use_extension)
     caller = replace(caller, asked=entry.asks)
     engine, inquest = "", None
     try:
         if entry.extension:
-            reply = _join(caller, entry, "", 0)
+            reply = caller.join(entry, "", 0)
             engine = reply.engine
-            inquest = Inquest(str(endpoint), partial(_ask_why, caller, reply.session))
+            inquest = Inquest(str(endpoint), partial(caller.ask_why, reply.session))
             links = _open_devices(caller, entry, reply, name, watchdog, direct)
             for link in links:
                 link.stream.allowance = reply.idle_ms / 1000
@@ -172,143 +127,10 @@ def open_session(
             links = _open_base(endpoint, entry, name, watchdog, timeout)
     except BaseException as exc:
         if entry.extension and isinstance(exc, ProtocolError):
-            _leave(entry.transport, exc)
+            leave(entry.transport, exc)
         entry.transport.close()
         raise
     return Session(endpoint, links, entry.version, engine, entry.asks, inquest)
-
-
-def enter(caller: Caller, use_extension: bool = True, session: str = "") -> Entry:
-    """A connection on which the next is SESSION, or the first command of the base protocol.
-
-    Args:
-        session: the key of the one that is to be joined; empty for a new one.
-
-    Raises as `open_session` does.
-    """
-    try:
-        transport = connect(caller.endpoint, caller.timeout)
-    except ConnectError as exc:
-        if isinstance(exc.__cause__, TimeoutError):
-            # also with so many waiting for such a server that its system takes no more
-            raise ConnectError(f"{exc}: unreachable, or {_BUSY}") from exc
-        raise
-    entry = Entry(transport, caller.endpoint, caller.tls)
-    try:
-        transport.set_timeout(caller.timeout)
-        _hello(caller, entry, use_extension)
-        require_asked(caller.endpoint, caller.asked, entry.asks)
-        _satisfy(caller, entry, session)
-    except (ProtocolError, ConnectError) as exc:
-        if entry.extension:
-            _leave(entry.transport, exc)
-        transport.close()
-        raise
-    except BaseException:
-        transport.close()
-        raise
-    return entry
-
-
-def _hello(caller: Caller, entry: Entry, use_extension: bool) -> None:
-    endpoint = caller.endpoint
-    try:
-        entry.hello(use_extension)
-    except TransportTimeout as exc:
-        raise ConnectError(
-            f"{endpoint} accepted the connection but did not answer within {caller.timeout:g} s:"
-            f" perhaps {_BUSY}"
-        ) from exc
-    except ConnectionClosed as exc:
-        raise ConnectError(f"{endpoint} closed the connection instead of answering") from exc
-    entry.version = check_server(entry.version, str(endpoint))
-
-
-def require_asked(endpoint: object, before: Asks, now: Asks) -> None:
-    """Raises AuthenticationError when who answers wants less than the worker that was there before:
-    it is let in nowhere, but it would be told what is for that worker alone."""
-    for what, words in ((Asks.TOKEN, "a token"), (Asks.TLS, "TLS")):
-        if what in before & ~now:
-            raise AuthenticationError(
-                f"the worker at {endpoint} asked for {words} before, and whoever answers there now"
-                " does not: another worker, or somebody in the middle"
-            )
-
-
-def _satisfy(caller: Caller, entry: Entry, session: str) -> None:
-    endpoint = caller.endpoint
-    what = "TLS" if Asks.TLS in entry.asks else "a proof"
-    try:
-        entry.satisfy(
-            caller.token, TlsRequest(session=public_id(session) if session else ""), caller.timeout
-        )
-    except TransportTimeout as exc:
-        raise ConnectError(f"{endpoint} asked for {what} and did not answer in time") from exc
-    except ConnectionClosed as exc:
-        raise ConnectError(
-            f"{endpoint} asked for {what} and closed the connection{_why(exc)}"
-        ) from exc
-    except RemoteError as exc:
-        raise ConnectError(f"{endpoint} refused the connection: {exc}") from exc
-
-
-def _join(caller: Caller, entry: Entry, session: str, device: int) -> SessionReply:
-    """The SESSION exchange on a connection that may."""
-    endpoint, identity = caller.endpoint, caller.identity
-    request = SessionRequest(session, device, identity.caravan, identity.engine)
-    try:
-        entry.transport.set_timeout(caller.timeout)
-        data = entry.ask(Ext.SESSION, extension.encode_json(request))
-    except TransportTimeout as exc:
-        raise ConnectError(f"{endpoint} did not open a session in time") from exc
-    except ConnectionClosed as exc:
-        raise ConnectError(
-            f"{endpoint} closed the connection instead of a session{_why(exc)}"
-        ) from exc
-    except RemoteError as exc:
-        raise ConnectError(f"{endpoint} refused a session: {exc}") from exc
-    return extension.decode_session_reply(data)
-
-
-def _ask_why(caller: Caller, key: str, deadline: float) -> str:
-    """What the worker says of the end of its session `key`; empty if it does not say.
-
-    Raises CaravanError when it cannot be asked.
-    """
-    while (left := deadline - time.monotonic()) > 0:
-        hurried = replace(caller, timeout=left)
-        entry: Entry | None = None
-        try:
-            entry = enter(hurried, session=key)
-            _join(hurried, entry, key, NO_DEVICE)
-        except ConnectError as exc:
-            answer = exc.__cause__
-            if isinstance(answer, ConnectionRefusedError | FileNotFoundError):
-                return "the connection closed, and no worker listens there any more"
-            if isinstance(answer, RemoteError) and answer.code != Status.BUSY:
-                return answer.text if answer.code == Status.ENDED else ""
-            if not isinstance(answer, RemoteError | ConnectionClosed):
-                raise
-        finally:
-            if entry is not None:
-                entry.transport.close()
-        # it has not noticed yet, or is about to end
-        time.sleep(_AGAIN_SECONDS)
-    return ""
-
-
-def _why(exc: ConnectionClosed) -> str:
-    """What else is known: within TLS the other end says what it did not like."""
-    return "" if str(exc) == ENDED else f": {exc}"
-
-
-def _leave(transport: Connection, reason: CaravanError) -> None:
-    """Tell the worker, too, why this head does not go together with it."""
-    text = str(reason).encode()[: extension.MAX_ERROR_TEXT]
-    try:
-        transport.send([codec.ext_frame(Ext.BYE, 0, len(text)), text])
-    except TransportError:
-        return
 
 
 def _open_devices(
@@ -327,8 +149,8 @@ def _open_devices(
     entries = [first]
     try:
         for index in range(1, len(reply.devices)):
-            entries.append(enter(caller, session=reply.session))
-            _join(caller, entries[-1], reply.session, index)
+            entries.append(caller.enter(session=reply.session))
+            caller.join(entries[-1], reply.session, index)
     except BaseException:
         for entry in entries:
             entry.transport.close()
