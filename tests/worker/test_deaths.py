@@ -131,6 +131,17 @@ def test_who_left_in_order_may_ask_too(worker):
     assert why(worker.endpoint, client.key) == (Status.ENDED, "the session has ended")
 
 
+def test_the_worker_tells_of_a_death_once():
+    with Worker("CPU:1") as worker, ExtClient(worker.endpoint) as client:
+        os.kill(serving(worker), signal.SIGKILL)
+        client.assert_closed()
+        assert why(worker.endpoint, client.key)[0] == Status.ENDED
+        with ExtClient(worker.endpoint, NO_DEVICE, "f" * 32) as stranger:
+            assert stranger.answer.status == Status.REFUSED
+        wait_until(lambda: any("no such session" in line for line in worker.messages()))
+        assert len([line for line in worker.messages() if "SIGKILL" in line]) == 1
+
+
 def test_a_connection_that_broke_ended_the_session(worker):
     with ExtClient(worker.endpoint) as client:
         client.alloc(64)

@@ -107,6 +107,7 @@ def test_the_end_of_the_drain_is_the_end():
         assert worker.code() == 0
         assert not any(running(pid) for pid in sessions)
         client.assert_closed()
+        worker.says("shutting down: the time is over, and 1 session ended with it")
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])

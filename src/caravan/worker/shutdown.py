@@ -74,6 +74,12 @@ class Shutdown:
             return False
         return self._now or sessions == 0 or time.monotonic() >= self._deadline
 
+    @property
+    def ran_out(self) -> bool:
+        """Whether the time is over that sessions were given, with nobody in a hurry."""
+        given = self.draining and self._seconds > 0 and not self._now
+        return given and time.monotonic() >= self._deadline
+
     def patience(self) -> float:
         """Seconds until it may be over of its own accord."""
         return max(0.0, self._deadline - time.monotonic()) if self.draining else 3600.0

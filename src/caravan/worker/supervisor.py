@@ -98,15 +98,16 @@ class Supervisor:
     def _is_over(self) -> bool:
         """Begin to drain when told to end; True when nothing is left to wait for."""
         shutdown, pool = self._shutdown, self._pool
+        count = pool.sessions
+        sessions = f"{count} session{'s' if count != 1 else ''}"
         if shutdown.begins():
             pool.close()
-            count = pool.sessions
             if not shutdown.is_over(count):
-                log(
-                    f"shutting down: {count} session{'s' if count != 1 else ''} may go on for"
-                    f" {self._settings.drain_seconds:g} s"
-                )
-        return shutdown.is_over(pool.sessions)
+                log(f"shutting down: {sessions} may go on for {self._settings.drain_seconds:g} s")
+        over = shutdown.is_over(count)
+        if over and count and shutdown.ran_out:
+            log(f"shutting down: the time is over, and {sessions} ended with it")
+        return over
 
     def _check_exposure(self) -> None:
         """Raises UsageError when other machines can connect, and nothing keeps strangers out."""
@@ -264,9 +265,14 @@ class Supervisor:
             arrival.sock.close()
             return
         why = why or "the session does not answer"
+        status = self._status(greeting)
         if greeting.request is not None:
-            refuse(arrival.sock, greeting, self._status(greeting), why)
-        self._turn_away(arrival, why)
+            refuse(arrival.sock, greeting, status, why)
+        if status == Status.ENDED:
+            # it came to ask that, and the operator has been told when it happened
+            arrival.sock.close()
+        else:
+            self._turn_away(arrival, why)
         self._gone(arrival.connection)
 
     def _status(self, greeting: Greeting) -> Status:
