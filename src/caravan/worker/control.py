@@ -1,8 +1,9 @@
 """The talk between supervisor and session process: JSON messages over a SOCK_SEQPACKET pair.
 
 Down: `Secrets` once, then `Adopt`, with the connection's file descriptor. Up: `Ready` once, then
-`Closed` for every connection that ended, `Notice` for what every session would say again, and
-`Leaving` at last. A closed pair means that the other side is gone.
+`Entered` for every connection that has come in by TLS, `Closed` for every one that ended, `Notice`
+for what every session would say again, and `Leaving` at last. A closed pair means that the other
+side is gone.
 """
 
 from __future__ import annotations
@@ -70,6 +71,13 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Entered:
+    """A connection by TLS has shown what it must, and is let in."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     """A connection ended.
 
@@ -97,11 +105,12 @@ class Leaving:
     text: str
 
 
-Message = Adopt | Secrets | Ready | Closed | Notice | Leaving
+Message = Adopt | Secrets | Ready | Entered | Closed | Notice | Leaving
 _KINDS: dict[str, type[Message]] = {
     "Adopt": Adopt,
     "Secrets": Secrets,
     "Ready": Ready,
+    "Entered": Entered,
     "Closed": Closed,
     "Notice": Notice,
     "Leaving": Leaving,

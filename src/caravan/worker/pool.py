@@ -40,6 +40,7 @@ class Pool:
         gone: told the number of every connection that has ended, and why it did not get in.
         tally: where the processes write down what they hold of the devices' memory, if they do.
         told: to every process, beside its command line.
+        entered: told the number of every connection that has come in by TLS.
 
     Attributes:
         closed: no new session is let in, and no process is started for one.
@@ -54,6 +55,7 @@ class Pool:
         gone: Callable[[int, str], None],
         tally: Tally | None = None,
         told: control.Secrets | None = None,
+        entered: Callable[[int], None] = lambda connection: None,
     ) -> None:
         self._arguments = arguments
         self._limit = limit
@@ -61,6 +63,7 @@ class Pool:
         self._gone = gone
         self._tally = tally
         self._told = told
+        self._entered = entered
         self.closed = False
         self.obituaries = Obituaries()
         self._processes: list[SessionProcess] = []
@@ -84,6 +87,11 @@ class Pool:
     def sessions(self) -> int:
         """How many there are."""
         return sum(bool(process.key) for process in self._processes)
+
+    @property
+    def full(self) -> bool:
+        """Whether there may be no more of them."""
+        return self.sessions >= self._limit
 
     def close(self) -> None:
         """Let in no new session, and end what waits for one; those that are there go on."""
@@ -134,7 +142,7 @@ class Pool:
             return self._find(key, lambda process: process.key, public_id(key))
         if self.closed:
             return None, "the worker is shutting down"
-        if self.sessions >= self._limit:
+        if self.full:
             return None, f"the worker serves {self._limit} sessions already"
         # one that is started for somebody who waits is no surplus, however long it takes
         self._surplus_at = time.monotonic() + _SURPLUS_SECONDS
@@ -251,6 +259,8 @@ class Pool:
             self._gone(message.connection, message.why)
             if message.as_new:
                 self._take_back(process)
+        elif isinstance(message, control.Entered):
+            self._entered(message.connection)
         elif isinstance(message, control.Notice):
             if message.text not in self._noticed:
                 self._noticed.add(message.text)

@@ -131,6 +131,7 @@ class Session:
         """Serve a connection that comes by TLS; who does not get in has not been here."""
         try:
             transport, adopt = self._door.enter(socket, adopt)
+            control.send(self._control, control.Entered(adopt.connection))
         except Exception as exc:
             socket.close()
             ours = (

@@ -23,6 +23,7 @@ from caravan.wire.extension import PeerRequest, SessionRequest, Status, TlsReque
 from caravan.wire.versions import V7, V8
 from caravan.worker import control, listener
 from caravan.worker.announce import announce, say, warn
+from caravan.worker.doorway import Doorway
 from caravan.worker.handshake import Greeting, Terms, accept, refuse
 from caravan.worker.lobby import Arrival, Lobby
 from caravan.worker.log import log
@@ -66,8 +67,15 @@ class Supervisor:
         )
         self._tally = Tally() if settings.max_memory else None
         told = control.Secrets(settings.token.key.decode() if settings.token else "")
+        self._doorway = Doorway()
         self._pool = Pool(
-            arguments, settings.max_sessions, self._selector, self._gone, self._tally, told
+            arguments,
+            settings.max_sessions,
+            self._selector,
+            self._gone,
+            self._tally,
+            told,
+            self._doorway.remove,
         )
         self._ration = Ration(log)
 
@@ -191,7 +199,9 @@ class Supervisor:
 
     def _patience(self) -> float:
         """Seconds until there is something to do of our own accord."""
-        bounds = (self._pool.patience(), self._ration.patience(), self._shutdown.patience())
+        bounds = [self._pool.patience(), self._ration.patience(), self._shutdown.patience()]
+        if self._waiting:
+            bounds.append(self._doorway.patience())
         return min(bound for bound in bounds if bound is not None)
 
     def _on_wake(self) -> None:
@@ -239,6 +249,20 @@ class Supervisor:
             self._open[arrival.connection] = arrival
             say("Accepted client connection")
             self._waiting.append(arrival)
+            if self._is_stranger(arrival.greeting):
+                self._mind(self._doorway.add(arrival))
+
+    def _is_stranger(self, greeting: Greeting) -> bool:
+        """Whether it gets a session process without having shown anything."""
+        unproven = isinstance(greeting.request, TlsRequest) and self._settings.token is None
+        return unproven and greeting.new
+
+    def _mind(self, left: Arrival | None) -> None:
+        """One that waits has to go."""
+        if left is not None:
+            self._waiting.remove(left)
+            self._turn_away(left, "it did not show a certificate before too many others came")
+            self._gone(left.connection)
 
     def _turn_away(self, arrival: Arrival, why: str) -> None:
         self._ration.tell(arrival.source, f"closing the connection to {arrival.peer}: {why}")
@@ -248,7 +272,8 @@ class Supervisor:
         """Give a greeted client to its session process, or leave it waiting for one."""
         greeting = arrival.greeting
         assert greeting is not None
-        process, why = self._process_for(greeting)
+        stranger = arrival.connection in self._doorway
+        process, why = self._process_for(arrival.connection, greeting)
         if process is None and not why:
             self._waiting.append(arrival)
             return
@@ -262,7 +287,10 @@ class Supervisor:
         if given:
             if isinstance(greeting.request, TlsRequest):
                 accept(arrival.sock, greeting)
-            arrival.sock.close()
+            if stranger:
+                self._doorway.enter(arrival.connection)
+            else:
+                arrival.sock.close()
             return
         why = why or "the session does not answer"
         status = self._status(greeting)
@@ -287,8 +315,15 @@ class Supervisor:
         known = self._pool.obituaries.find(public)
         return Status.ENDED if known else Status.REFUSED
 
-    def _process_for(self, greeting: Greeting) -> tuple[SessionProcess | None, str]:
+    def _process_for(
+        self, connection: int, greeting: Greeting
+    ) -> tuple[SessionProcess | None, str]:
         request = greeting.request
+        if greeting.new and not self._pool.closed:
+            if connection in self._doorway and not self._doorway.may_enter(connection):
+                return None, ""
+            if self._pool.full and self._doorway.make_room():
+                return None, ""
         if isinstance(request, PeerRequest):
             return self._pool.peer(request.key)
         if isinstance(request, TlsRequest):
@@ -325,6 +360,7 @@ class Supervisor:
         return str(Endpoint(listener.plain(sock.getsockname()[0]), self._port, tls=tls))
 
     def _gone(self, connection: int, why: str = "") -> None:
+        self._doorway.remove(connection)
         arrival = self._open.pop(connection, None)
         if why and arrival is not None:
             self._ration.tell(arrival.source, f"closing the connection to {arrival.peer}: {why}")
