@@ -99,6 +99,10 @@ class SessionEnded(ConnectionClosed):
     """The connection closed because the worker's session process ended; the worker says why."""
 
 
+class LinkDamaged(ConnectionClosed):
+    """What came by TLS is not what was sent, so the connection was ended."""
+
+
 class TransportTimeout(TransportError):
     """The peer was silent for longer than the bound."""
 

@@ -8,7 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from caravan.errors import ConnectionClosed, SessionEnded, TransportTimeout, WorkerLost
+from caravan.errors import (
+    ConnectionClosed,
+    LinkDamaged,
+    SessionEnded,
+    TransportTimeout,
+    WorkerLost,
+)
 from caravan.stream import inquest
 from caravan.stream.session import Session
 from caravan.stream.watchdog import Watchdog
@@ -58,6 +64,16 @@ def test_the_worker_says_what_happened(serve, watchdog):
     assert server.peers[1].asked["session"] == KEY
     assert server.peers[1].asked["device"] == NO_DEVICE
     opened.close()
+
+
+def test_who_has_seen_damage_itself_does_not_ask(serve, watchdog):
+    """The worker saw an end, and would say that its head had closed the connection."""
+    server = serve(steps(hello(), session(ALONE)), says("a connection to its head broke"))
+    opened = open_to(server, watchdog)
+    opened.links[0].stream.fail(LinkDamaged("the link damaged it"), "GET")
+    assert str(loss(opened).cause) == "the link damaged it"
+    opened.close()
+    assert len(server.peers) == 1
 
 
 def test_all_devices_of_a_session_have_one_answer(serve, watchdog):

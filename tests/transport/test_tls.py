@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from caravan.errors import ConnectError, ConnectionClosed, TransportTimeout
+from caravan.errors import ConnectError, ConnectionClosed, LinkDamaged, TransportTimeout
 from caravan.transport.certificates import Tls, client_context, fingerprint, server_context
 from caravan.transport.reader import Reader
 from caravan.transport.tcp import SocketTransport
@@ -237,7 +237,7 @@ def test_a_changed_byte_is_never_taken_for_what_was_sent(way, at):
                 got.extend(buffer[: taker.recv_into(buffer)])
 
         side = Side(lambda: send_all(sender, data))
-        with pytest.raises(ConnectionClosed, match=DAMAGED):
+        with pytest.raises(LinkDamaged, match=DAMAGED):
             Side(read).join()
         assert link.damaged == 1
         assert data.startswith(bytes(got))

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from caravan.errors import ConnectionClosed, SessionEnded, WorkerLost
+from caravan.errors import ConnectionClosed, LinkDamaged, SessionEnded, WorkerLost
 from caravan.stream.dispatcher import Stream
 
 # How long the worker may take to say what happened; who waits for the error waits for that.
@@ -53,6 +53,9 @@ class Inquest:
     def _begin(self, loss: WorkerLost) -> None:
         if loss.endpoint != self._endpoint or not isinstance(loss.cause, ConnectionClosed):
             # it comes from another worker's loss, or has said itself what happened
+            return
+        if isinstance(loss.cause, LinkDamaged):
+            # the worker knows no more than that the connection ended
             return
         # a stream may have been lost before it was watched
         loss.ask()

@@ -16,10 +16,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from caravan.errors import CaravanError, ConnectError, ConnectionClosed, TransportTimeout
+from caravan.errors import (
+    CaravanError,
+    ConnectError,
+    ConnectionClosed,
+    LinkDamaged,
+    TransportTimeout,
+)
 from caravan.transport.base import Buffer
 from caravan.transport.tcp import ENDED, SocketTransport
-from caravan.transport.tls_words import broken, refused
+from caravan.transport.tls_words import DAMAGED, broken, refused
 
 # What a record of TLS carries at most, and how much is encrypted, or read off the socket, at once.
 _RECORD = 16 << 10
@@ -140,7 +146,7 @@ class TlsTransport:
                 self._records.append((size - before, len(piece)))
                 before = size
         except ssl.SSLError as exc:
-            raise self._fail(broken(exc)) from exc
+            raise self._break(exc) from exc
         self._left = memoryview(outgoing.read())
 
     def _push(self) -> int:
@@ -212,7 +218,7 @@ class TlsTransport:
                 self._fail("the other end asks for new keys without end")
             return 0
         except ssl.SSLError as exc:
-            self._fail(broken(exc)).__cause__ = exc
+            self._break(exc)
             return 0
         if not count:
             self._fail(ENDED)
@@ -222,9 +228,15 @@ class TlsTransport:
         """Whether there is more than was decrypted, if only a part of a record."""
         return bool(self._tls.pending() or self._incoming.pending)
 
-    def _fail(self, text: str) -> ConnectionClosed:
+    def _break(self, exc: ssl.SSLError) -> ConnectionClosed:
+        text = broken(exc)
+        failure = self._fail(text, LinkDamaged if text.startswith(DAMAGED) else ConnectionClosed)
+        failure.__cause__ = exc
+        return failure
+
+    def _fail(self, text: str, kind: type[ConnectionClosed] = ConnectionClosed) -> ConnectionClosed:
         if self._failure is None:
-            self._failure = ConnectionClosed(text)
+            self._failure = kind(text)
         self._over.set()
         return self._failure
 
