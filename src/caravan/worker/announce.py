@@ -12,6 +12,7 @@ from caravan.transport.endpoint import Endpoint
 from caravan.wire.extension import EXTENSION_VERSION
 from caravan.wire.versions import Version
 from caravan.worker import control
+from caravan.worker.log import say
 from caravan.worker.settings import Settings
 
 
@@ -63,9 +64,3 @@ def warn(host: str, why: str) -> None:
     )
     with contextlib.suppress(OSError, ValueError):
         print("\n".join(lines), file=sys.stderr, flush=True)
-
-
-def say(text: str) -> None:
-    """A line for the person, or the program, that started the worker."""
-    with contextlib.suppress(BrokenPipeError):
-        print(text, flush=True)

@@ -44,7 +44,7 @@ from caravan.worker.lane import GraphStore, Lane
 from caravan.worker.library import Library
 from caravan.worker.limited import limited
 from caravan.worker.loader import Loader
-from caravan.worker.log import log
+from caravan.worker.log import Bound, bound_lines, log
 from caravan.worker.native import NativeDevice
 from caravan.worker.pace import Pace
 from caravan.worker.peers import BEAT_SECONDS, WAY_SECONDS, Peers
@@ -366,6 +366,8 @@ def main() -> None:
     # system tells all processes of a service
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    # what a head does wrong it may do without end
+    bound_lines(Bound())
     # A crash of the engine is told in one line by the supervisor; its core would be huge.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     parser = argparse.ArgumentParser()

@@ -22,11 +22,11 @@ from caravan.transport.endpoint import Endpoint
 from caravan.wire.extension import PeerRequest, SessionRequest, Status, TlsRequest, public_id
 from caravan.wire.versions import V7, V8
 from caravan.worker import control, listener
-from caravan.worker.announce import announce, say, warn
+from caravan.worker.announce import announce, warn
 from caravan.worker.doorway import Doorway
 from caravan.worker.handshake import Greeting, Terms, accept, refuse
 from caravan.worker.lobby import Arrival, Lobby
-from caravan.worker.log import log
+from caravan.worker.log import log, say
 from caravan.worker.pool import Pool
 from caravan.worker.process import SessionProcess, close_pipe
 from caravan.worker.ration import Ration
@@ -220,7 +220,8 @@ class Supervisor:
         except BlockingIOError:
             return
         except OSError as exc:
-            log(f"cannot accept a connection: {exc.strerror or exc}")
+            # who can connect can bring it about
+            self._ration.tell("", f"cannot accept a connection: {exc.strerror or exc}")
             time.sleep(0.1)
             return
         self._counter += 1
