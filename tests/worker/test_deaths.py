@@ -28,17 +28,38 @@ from worker.test_worker_life import busy_graph
 MB = 1 << 20
 
 
+# on a machine with much else to do, whoever has something to say may say it late
+IDLE = 3.0
+
+
 @pytest.fixture(scope="module")
 def limited() -> Iterator[Worker]:
-    with Worker("CPU:1", options=("--max-memory", "64MiB", "--idle-timeout", "1.5")) as running:
+    with Worker("CPU:1", options=("--max-memory", "64MiB")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Worker]:
+    options = ("--max-memory", "64MiB", "--idle-timeout", str(IDLE))
+    with Worker("CPU:1", options=options) as running:
         yield running
 
 
 @pytest.fixture
 def worker(limited) -> Worker:
     """One that serves nobody."""
-    wait_until(lambda: [*map(is_spare, children(limited.pid))] == [True])
-    return limited
+    return at_rest(limited)
+
+
+@pytest.fixture
+def waiting(impatient) -> Worker:
+    """The same, which soon takes silence for an end."""
+    return at_rest(impatient)
+
+
+def at_rest(worker: Worker) -> Worker:
+    wait_until(lambda: [*map(is_spare, children(worker.pid))] == [True])
+    return worker
 
 
 def serving(worker: Worker) -> int:
@@ -240,33 +261,33 @@ def test_the_system_kills_one_that_takes_too_much_memory(worker):
 # heads that are gone without a word
 
 
-def test_a_head_that_says_nothing_is_gone(worker):
-    with ExtClient(worker.endpoint) as client:
-        session = serving(worker)
+def test_a_head_that_says_nothing_is_gone(waiting):
+    with ExtClient(waiting.endpoint) as client:
+        session = serving(waiting)
         client.alloc(60 * MB)
         started = time.monotonic()
         client.assert_closed()
         assert time.monotonic() - started > 1.0
-        status, text = why(worker.endpoint, client.key)
-        assert (status, "nothing came for 1.5 s" in text) == (Status.ENDED, True)
-    wait_until(lambda: session not in children(worker.pid))
-    wait_until(lambda: any("closing the session of 127.0.0.1:" in m for m in worker.messages()))
-    assert client.session.idle_ms == 1500
-    with ExtClient(worker.endpoint) as client:
+        status, text = why(waiting.endpoint, client.key)
+        assert (status, f"nothing came for {IDLE:g} s" in text) == (Status.ENDED, True)
+    wait_until(lambda: session not in children(waiting.pid))
+    wait_until(lambda: any("closing the session of 127.0.0.1:" in m for m in waiting.messages()))
+    assert client.session.idle_ms == 1000 * IDLE
+    with ExtClient(waiting.endpoint) as client:
         client.alloc(60 * MB)
 
 
-def test_one_that_says_something_now_and_then_is_there(worker):
-    with ExtClient(worker.endpoint) as client:
-        for _ in range(5):
-            time.sleep(0.4)
+def test_one_that_says_something_now_and_then_is_there(waiting):
+    with ExtClient(waiting.endpoint) as client:
+        for _ in range(8):
+            time.sleep(IDLE / 6)
             client.call(Ext.PING)
         client.alloc(64)
 
 
-def test_one_that_waits_for_a_long_computation_is_there(worker):
+def test_one_that_waits_for_a_long_computation_is_there(waiting):
     """What it says meanwhile is read, though it is answered by nobody."""
-    with ExtClient(worker.endpoint) as client:
+    with ExtClient(waiting.endpoint) as client:
         busy_graph(client, 2000)
         fence = client.post(Ext.FENCE)
         while True:
@@ -277,8 +298,8 @@ def test_one_that_waits_for_a_long_computation_is_there(worker):
             time.sleep(0.2)
 
 
-def test_a_head_of_the_base_protocol_owes_no_word(worker):
-    with BaseClient(worker.endpoint) as client:
+def test_a_head_of_the_base_protocol_owes_no_word(waiting):
+    with BaseClient(waiting.endpoint) as client:
         client.alloc(64)
-        time.sleep(2.0)
+        time.sleep(1.3 * IDLE)
         client.alloc(64)
