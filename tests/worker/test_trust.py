@@ -5,6 +5,7 @@ connection, other sessions go on, and nothing stays behind.
 
 from __future__ import annotations
 
+import resource
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,17 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from caravan.errors import RemoteError
+from caravan.errors import RemoteError, TransportError
 from caravan.wire import codec
 from caravan.wire.commands import Base, Ext
 from caravan.wire.extension import Status
 from caravan.wire.records import EXT_TENSOR
 from caravan.worker import graph
+from caravan.worker.base_channel import BaseChannel
+from caravan.worker.local import Worker
 from caravan.worker.table import Table
-from wired import wait_until
+from wired import Side, wait_until
 from worker.fakes import FakeDevice, lanes
 from worker.raw_client import (
     ADD,
+    COMPUTE,
     MUL_MAT,
     Q8_0,
     BaseClient,
@@ -33,10 +37,14 @@ from worker.raw_client import (
     row,
     strides,
 )
+from worker.test_channels import serving
 
 UNARY, GLU, CUSTOM = 86, 96, 95
+I8 = 24
 OVER = 1 << 63
 WRAPS = (1 << 64) - 8
+# 2^64 + 12 bytes from the first to the last, by dimensions and strides of 32 bits
+ROUND_NE, ROUND_NB = (1, (1 << 32) - 1, 1 << 29, 2), (4, (1 << 32) - 1, 24, 30)
 
 
 # The head that behaves
@@ -102,6 +110,17 @@ def place(tensor: np.ndarray, handle: int, base: int) -> np.ndarray:
     return tensor
 
 
+def two_d(number: int, offset: int, size: int, n_rows: int, stride: int) -> BaseCase:
+    """Rows of a tensor of 256 bytes, within a buffer of 4096."""
+
+    def send(client: BaseClient, handle: int, base: int) -> None:
+        tail = bytes(size * 2) if number == Base.SET_TENSOR_2D else b""
+        tensor = record(1, (64,), handle, base + 1024).tobytes()
+        client.post(number, tensor, offset, size, n_rows, stride, tail=tail)
+
+    return send
+
+
 B = 1 << 40
 
 
@@ -111,8 +130,8 @@ def chain(count: int, loop: bool = False) -> BaseCase:
     def send(client: BaseClient, handle: int, base: int) -> None:
         tensors = np.tile(record(1, (4,), handle, base), count)
         tensors["id"] = np.arange(1, count + 1)
-        tensors["src"][:, 0] = np.roll(tensors["id"], -1)
-        tensors["op"] = ADD
+        tensors["src"][:, :2] = np.roll(tensors["id"], -1)[:, None]
+        tensors["op"], tensors["flags"] = ADD, COMPUTE
         if not loop:
             tensors["src"][-1] = 0
         client.graph([1], list(tensors))
@@ -142,6 +161,15 @@ BASE: dict[str, BaseCase] = {
     "nb with a sum that is huge": lambda c, h, b: c.get(
         change(record(1, (4, 2, 2, 2), h, b), nb=[0xFFFFFFFF] * 4), 5000
     ),
+    "COPY by nb with a sum that wraps": lambda c, h, b: c.call(
+        Base.COPY_TENSOR,
+        change(record(1, (1,), h, b), ne=ROUND_NE, nb=ROUND_NB).tobytes(),
+        record(2, (1,), h, b + 2048).tobytes(),
+    ),
+    "a graph's nb with a sum that wraps": compute(
+        change(record(1, (1,), 1, B, ADD, (2, 2)), ne=ROUND_NE, nb=ROUND_NB),
+        change(record(2, (1,), 1, B), ne=ROUND_NE, nb=ROUND_NB),
+    ),
     "ne of half a block": compute(
         record(1, (4, 1), 1, B, MUL_MAT, (2, 3)),
         change(record(2, (33, 4), 1, B, kind=Q8_0), nb=strides((33, 4, 1, 1), 34, 32)),
@@ -163,6 +191,16 @@ BASE: dict[str, BaseCase] = {
     "MEMSET at an offset that wraps": lambda c, h, b: c.post(
         Base.MEMSET_TENSOR, record(1, (64,), h, b + 64).tobytes(), WRAPS, 8, 1
     ),
+    **{
+        f"{name} of rows that {words}": two_d(number, *values)
+        for name, number in (("SET", Base.SET_TENSOR_2D), ("GET", Base.GET_TENSOR_2D))
+        for words, values in {
+            "pass the tensor": (0, 8, 4, 84),
+            "begin at an offset that wraps": (WRAPS, 8, 2, 16),
+            "have a stride that wraps": (0, 8, 2, WRAPS),
+            "are so many that they wrap": (0, 8, (1 << 60) + 1, 16),
+        }.items()
+    },
     "COPY of 400 bytes onto 4": lambda c, h, b: c.call(
         Base.COPY_TENSOR, record(1, (100,), h, b).tobytes(), record(2, (1,), h, b + 2048).tobytes()
     ),
@@ -198,6 +236,9 @@ BASE: dict[str, BaseCase] = {
         record(1, (4,), 1, B, ADD, (2, 2)), record(2, (4,), 1, B), nodes=[1, 1]
     ),
     "a node that is its own source": compute(record(1, (4,), 1, B, ADD, (1, 1))),
+    "two nodes that are each other's sources": compute(
+        record(1, (4,), 1, B, ADD, (2, 2)), record(2, (4,), 1, B, ADD, (1, 1)), nodes=[1, 2]
+    ),
     "a view of itself": compute(
         change(record(1, (4,), 1, B, ADD, (2, 2)), view_src=1), record(2, (4,), 1, B)
     ),
@@ -237,14 +278,52 @@ def test_over_llama_cpps_protocol_it_is_refused(major, name, worker, worker7, wi
 
 
 @pytest.mark.parametrize("loop", [True, False])
-def test_a_long_chain_of_sources_is_no_way_down_the_stack(worker, witness, loop):
+def test_a_long_chain_of_sources_is_no_way_down_the_stack(loop, worker, witness):
     """Only nodes are computed: what other tensors came from is never followed."""
     with BaseClient(worker.endpoint) as client:
         handle, base = client.alloc(4096)
+        numbers = np.arange(4, dtype=np.float32)
+        client.set(record(1, (4,), handle, base), numbers.tobytes())
         chain(100_000, loop)(client, handle, base)
-        with pytest.raises(Closed):
-            client.call(Base.DEVICE_COUNT)
+        result = np.frombuffer(client.get(record(1, (4,), handle, base), 16), np.float32)
+        assert np.array_equal(result, 2 * numbers)
     witness()
+
+
+def test_a_long_chain_of_nodes_is_no_way_down_the_stack_either(worker, witness):
+    with BaseClient(worker.endpoint) as client:
+        handle, base = client.alloc(4096)
+        client.post(Base.BUFFER_CLEAR, handle, 0)
+        tensors = np.tile(record(1, (4,), handle, base), 30_000)
+        tensors["id"] = np.arange(1, len(tensors) + 1)
+        # the last of them comes first, as it does in a graph
+        tensors["src"][:, :2] = np.roll(tensors["id"], -1)[:, None]
+        tensors["op"], tensors["flags"] = ADD, COMPUTE
+        # each has a place of its own, for a while; the last one is where it begins
+        tensors["data"] = base + 16 * (np.arange(len(tensors)) % 8)
+        tensors["src"][-1], tensors["op"][-1] = 0, 0
+        client.graph(tensors["id"][-2::-1].tolist(), list(tensors))
+        assert client.get(record(1, (4,), handle, base), 16) == bytes(16)
+    witness()
+
+
+def test_a_copy_onto_itself_is_as_if_by_way_of_elsewhere(worker):
+    data = bytes(range(200))
+    moved = data[:50] + data[:150]
+    with BaseClient(worker.endpoint) as client:
+        handle, base = client.alloc(4096)
+        source, target = (record(1, (150,), handle, base + at, kind=I8) for at in (0, 50))
+        whole = record(1, (200,), handle, base, kind=I8)
+        for tensor in (source, target, whole):
+            tensor["nb"] = strides(tensor["ne"].tolist(), 1)
+        client.set(whole, data)
+        assert client.call(Base.COPY_TENSOR, source.tobytes(), target.tobytes()) == (1,)
+        assert client.get(whole, 200) == moved
+    with ExtClient(worker.endpoint) as client:
+        _, base = client.alloc(4096)
+        client.set(base, data)
+        client.post(Ext.COPY, base, base + 50, 150)
+        assert client.get(base, 200) == moved
 
 
 # The extension: an answer with an error, and the connection goes on
@@ -305,6 +384,9 @@ EXT: dict[str, ExtCase] = {
     "an op without its source": rows(row((4,), B, ADD)),
     "a leaf at address 0": rows(row((4,), B, ADD, (1, 1)), row((4,), 0)),
     "a node that is its own source": rows(row((4,), B, ADD, (0, 0))),
+    "two nodes that are each other's sources": rows(
+        row((4,), B, ADD, (1, 1)), row((4,), B, ADD, (0, 0)), n_nodes=2
+    ),
     "a view of itself": rows(row((4,), B, ADD, (1, 1), view_src=0), row((4,), B)),
     "a source that does not exist": rows(row((4,), B, ADD, (7, 1)), row((4,), B)),
     "no nodes": sizes(0, 1),
@@ -352,6 +434,35 @@ def test_a_client_that_leaves_before_its_reply_is_no_signal(worker, witness):
     witness()
     # no signal, and no word about it
     wait_until(lambda: not any("died" in line for line in worker.messages()))
+
+
+def test_a_connection_that_cannot_be_accepted_is_not_the_end(witness):
+    """Of a worker that has as many files open as it may have."""
+    with Worker("CPU:1") as worker:
+        before = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (1, before[1]))
+        waiting = Side(lambda: ExtClient(worker.endpoint))
+        wait_until(lambda: any("cannot accept" in line for line in worker.messages()))
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, before)
+        with waiting.join() as client:
+            client.alloc(64)
+
+
+# What the engine says of a graph
+
+
+def test_a_computation_that_fails_over_llama_cpps_protocol_closes_the_connection():
+    """The extension answers it: see the channels' tests."""
+    device = FakeDevice()
+    with serving(BaseChannel, [device], 8) as (peer, _):
+        handle, base = peer.base_alloc(4096, 0)
+        device.status = -1
+        tensors = [record(1, (4,), handle, base, ADD, (2, 2)), record(2, (4,), handle, base)]
+        tail = struct.pack("<QI", 1, 2) + b"".join(tensor.tobytes() for tensor in tensors)
+        peer.base(Base.GRAPH_COMPUTE, 0, 0, 1, tail=tail)
+        with pytest.raises(TransportError):
+            peer.reply()
+        assert len(device.computed) == 1
 
 
 # What pads a tensor, on devices that do
