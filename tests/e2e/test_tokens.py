@@ -321,6 +321,16 @@ def test_it_does_not_start_without_a_token():
     assert "exclude each other" in command("worker", "-p", "0", *both).stderr
 
 
+def test_a_worker_with_a_token_in_its_environment_does_not_let_everybody_in(secret):
+    """Somebody has asked for both, and would get one of them without a word."""
+    environment = {**os.environ, "CARAVAN_TOKEN": secret}
+    done = command("worker", "-p", "0", "--insecure", env=environment)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "CARAVAN_TOKEN is set, and --insecure lets everybody in" in line
+    assert hidden(secret, line.encode())
+
+
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
 def test_on_this_machine_it_does(name):
     with caravan.Worker("CPU:1", host=name) as worker:

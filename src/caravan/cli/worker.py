@@ -20,6 +20,7 @@ from caravan.cli.tokens import token_of, token_option
 from caravan.errors import UsageError, WorkerStartError
 from caravan.models.cache import weights_dir
 from caravan.transport.certificates import Tls
+from caravan.trust.token import VARIABLE
 
 _DRAIN_SECONDS = 30.0
 _PROTOCOLS = {"auto": 0, "7": 7, "8": 8}
@@ -190,6 +191,8 @@ def command(
     if token_file and insecure:
         raise UsageError("--token-file and --insecure exclude each other")
     token = token_of(token_file)
+    if token is not None and insecure:
+        raise UsageError(f"{VARIABLE} is set, and --insecure lets everybody in: one of them only")
     tls = _tls({"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key})
     directory, limit = _cache(cache, no_cache, cache_size)
     if drain_seconds is None:
