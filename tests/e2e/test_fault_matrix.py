@@ -267,7 +267,7 @@ class Head:
                 act()
                 if lost:
                     # it is noticed though nothing is asked of the worker
-                    wait_for(lambda: cluster.devices[0].link.stream.lost)
+                    wait_for(lambda: cluster.devices[0].link.stream.lost, BOUND + FROZEN)
             context.clear()
             self.prompt(context)
 
