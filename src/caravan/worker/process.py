@@ -15,7 +15,7 @@ from caravan.worker import control
 
 
 class SessionProcess:
-    """A running `caravan.worker.session`.
+    """A running `caravan.worker.session_process`.
 
     Args:
         arguments: of its command line.
@@ -53,7 +53,7 @@ class SessionProcess:
                 [
                     sys.executable,
                     "-m",
-                    "caravan.worker.session",
+                    "caravan.worker.session_process",
                     "--fd",
                     str(theirs.fileno()),
                     *arguments,

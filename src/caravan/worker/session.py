@@ -1,26 +1,20 @@
-"""A session process: serves one head with the worker's devices, and ends with it.
+"""`Session`: serves one head with the worker's devices; it is all that its process does.
 
-Started by the supervisor (`python -m caravan.worker.session`), first as the warm spare: engine
-loaded, devices described, nothing opened. Whatever happens in here, a crash in a kernel included,
-costs this session alone. It ends when its last connection has left, when one broke, or when the
-supervisor is gone; a head that only asked something leaves it to the next one.
+Made by `session_process`. It ends, and the process with it, when its last connection has left, or
+when one broke; a head that only asked something leaves it to the next one.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import gc
 import os
-import resource
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Sequence
 
-from caravan import __version__, engine
+from caravan import __version__
 from caravan.engine.layouts import OP_NAMES
 from caravan.engine.library import Engine
 from caravan.errors import CaravanError, RemoteError, TransportError, TransportTimeout
@@ -36,21 +30,16 @@ from caravan.worker.base_channel import GRAPHS_8, KEPT_8, BaseChannel
 from caravan.worker.buffers import BufferTable
 from caravan.worker.channel import Channel
 from caravan.worker.device import Device
-from caravan.worker.devices import Found, choose, parse
 from caravan.worker.door import Door
 from caravan.worker.ext_channel import ExtChannel, error_reply
 from caravan.worker.keeper import Keeper
 from caravan.worker.lane import GraphStore, Lane
 from caravan.worker.library import Library
-from caravan.worker.limited import limited
 from caravan.worker.loader import Loader
-from caravan.worker.log import Bound, bound_lines, log
-from caravan.worker.native import NativeDevice
+from caravan.worker.log import log
 from caravan.worker.pace import Pace
 from caravan.worker.peers import BEAT_SECONDS, WAY_SECONDS, Peers
-from caravan.worker.sim import SimDevice
 from caravan.worker.store import Store
-from caravan.worker.tally import Row
 from caravan.worker.weights import Weights
 
 
@@ -290,111 +279,3 @@ def leave(code: int) -> None:
     """End the process at once: a computation on another thread must not hold it up."""
     sys.stderr.flush()
     os._exit(code)
-
-
-def open_devices(spec: str, threads: int) -> tuple[Engine, list[Device]]:
-    """Raises CaravanError when there is no engine, or no such device."""
-    loaded = engine.load()
-    ggml = loaded.ggml
-    handles = ggml.devices()
-    found = [
-        Found(
-            handle,
-            ggml.dev_name(handle).decode(),
-            ggml.dev_description(handle).decode(errors="replace"),
-            ggml.dev_type(handle),
-        )
-        for handle in handles
-    ]
-    devices: list[Device] = []
-    for index, chosen in enumerate(choose(parse(spec) if spec else [], found, threads)):
-        native = NativeDevice(loaded, chosen.device.handle, index, chosen.threads)
-        devices.append(native if chosen.speed is None else SimDevice(chosen.speed, native))
-    return loaded, devices
-
-
-def serve(talk: socket.socket, args: argparse.Namespace) -> None:
-    """Report to the supervisor, then adopt what it sends until it is gone."""
-    try:
-        loaded, devices = open_devices(args.devices, args.threads)
-        limits = [int(limit) for limit in args.max_memory.split(",") if limit]
-        if limits:
-            devices = limited(devices, limits, Row(args.tally, args.row))
-        ready = control.Ready(
-            engine=loaded.version,
-            protocol=loaded.rpc_version[0],
-            devices=[device.info() for device in devices],
-        )
-    except CaravanError as exc:
-        control.send(talk, control.Ready(error=str(exc)))
-        leave(1)
-        return
-    control.send(talk, ready)
-    # What is loaded by now stays; collecting it again and again would cost a decode step more than
-    # its commands do. What a session makes is freed by reference counts.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
-    store = Store(args.cache, args.cache_size or None) if args.cache else None
-    tls = Tls(args.tls_ca, args.tls_cert, args.tls_key)
-    session = Session(loaded, devices, talk, store, args.model_dir, args.idle_timeout, tls)
-    threading.Thread(target=session.beat, name="beat", daemon=True).start()
-    while True:
-        message, fd = control.receive(talk)
-        if isinstance(message, control.Secrets):
-            session.trust(message)
-            continue
-        if not isinstance(message, control.Adopt) or fd is None:
-            leave(0)
-            return
-        session.adopt(message, fd)
-
-
-def _give_way() -> None:
-    """Never push another program aside, only take turns with it.
-
-    When a head on this machine sends a graph, what it wakes here would often take its processor and
-    keep it for the whole computation, while the head had more to send to other workers.
-    """
-    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def main() -> None:
-    """Entry of the process."""
-    # they are the supervisor's affair, which lets the session go on for a while: also where the
-    # system tells all processes of a service
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    # what a head does wrong it may do without end
-    bound_lines(Bound())
-    # A crash of the engine is told in one line by the supervisor; its core would be huge.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--devices", default="")
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--cache", default="")
-    parser.add_argument("--cache-size", type=int, default=0)
-    parser.add_argument("--model-dir", action="append", default=[])
-    parser.add_argument("--max-memory", default="")
-    parser.add_argument("--idle-timeout", type=float, default=0.0)
-    for name in ("--tls-ca", "--tls-cert", "--tls-key"):
-        parser.add_argument(name, default="")
-    parser.add_argument("--tally", type=int, default=-1)
-    parser.add_argument("--row", type=int, default=0)
-    parser.add_argument("--beside-head", action="store_true")
-    args = parser.parse_args()
-    # a simulated device has to wake in time, and computes nothing
-    if args.beside_head and "sim:" not in args.devices:
-        _give_way()
-    talk = socket.socket(fileno=args.fd)
-    try:
-        serve(talk, args)
-    except OSError:
-        # the supervisor is gone
-        leave(1)
-
-
-if __name__ == "__main__":
-    main()
