@@ -38,7 +38,7 @@ from caravan.llm import Context, ContextParams, Model, ModelParams
 from caravan.transport.certificates import Tls
 from caravan.wire.commands import Base, Ext
 from e2e import tiny
-from e2e.cable import Cable, cable_to
+from e2e.cable import Cable
 from e2e.loads import is_spare
 from e2e.processes import BOUND, children, descriptors, kill, wait_for
 from tls_ends import certificates
@@ -397,7 +397,7 @@ def test_a_fault(fault: str, phase: str, outcome: Fails | None, lab: Lab, sample
         pytest.skip("heads speak no TLS yet")
     lab.settle()
     with victim_of(fault, lab) as victim, ExitStack() as stack:
-        cable = stack.enter_context(cable_to(victim.endpoint))
+        cable = stack.enter_context(Cable(victim.endpoint))
         head = Head(lab, victim, cable, sample, stack, before=fault == "no memory")
         if fault in SILENT:
             head.timeout = TIMEOUT

@@ -14,7 +14,7 @@ import caravan
 from caravan.errors import TransportTimeout, WorkerLost
 from caravan.llm import Context, Model
 from e2e import tiny
-from e2e.cable import cable_to
+from e2e.cable import Cable
 from e2e.loads import is_spare
 from e2e.processes import BOUND, children, kill, wait_for
 from soaking import head
@@ -40,7 +40,7 @@ def sessions(worker: caravan.Worker) -> list[int]:
 
 def test_a_pulled_cable_frees_both_ends(worker, path):
     with (
-        cable_to(worker.endpoint) as cable,
+        Cable(worker.endpoint) as cable,
         caravan.connect([cable.endpoint], timeout=4.0) as cluster,
         Model(path, devices=cluster.devices) as model,
         Context(model, head.PARAMS) as context,

@@ -22,7 +22,7 @@ from caravan.llm.loading import DeviceLoad, Loading
 from caravan.llm.weights import WeightFiles
 from e2e.loads import MB, N_PROMPT, PARAMS, THIRDS, TOTALS, logits, resident
 from e2e.processes import alive, kill, running, wait_for
-from held_link import held_link
+from held_link import HeldLink
 from wired import PATIENCE, Side
 
 __all__ = ["N_PROMPT", "PARAMS"]
@@ -52,7 +52,7 @@ def replaced(path: Path) -> None:
 @pytest.mark.parametrize("change", [cut_off, touched, replaced])
 def test_a_file_that_changes_while_it_is_loaded(pair, copy, change, head_cache):
     with (
-        held_link(pair.endpoints[0], 5 * MB) as link,
+        HeldLink(pair.endpoints[0], 5 * MB) as link,
         caravan.connect([link.endpoint, pair.endpoints[1]]) as cluster,
     ):
         side = Side(lambda: Model(copy, devices=cluster.devices))
@@ -70,7 +70,7 @@ def test_a_file_that_changes_while_it_is_loaded(pair, copy, change, head_cache):
 def test_a_worker_that_is_killed_while_it_is_loaded(pair, smollm2):
     victim, other = pair.sessions()
     with (
-        held_link(pair.endpoints[0], 5 * MB) as link,
+        HeldLink(pair.endpoints[0], 5 * MB) as link,
         caravan.connect([link.endpoint, pair.endpoints[1]]) as cluster,
     ):
         loads: list[Sequence[DeviceLoad]] = []
@@ -85,7 +85,7 @@ def test_a_worker_that_is_killed_while_it_is_loaded(pair, smollm2):
 
 def test_ctrl_c_while_it_loads(pair, smollm2):
     held, free = pair.sessions()
-    with held_link(pair.endpoints[0], 5 * MB) as link:
+    with HeldLink(pair.endpoints[0], 5 * MB) as link:
         endpoints = f"{link.endpoint},{pair.endpoints[1]}"
         with running("run", "-q", "-m", str(smollm2), "-p", "x", "--rpc", endpoints) as run:
             wait_for(lambda: link.held)
@@ -102,7 +102,7 @@ def test_ctrl_c_while_it_loads(pair, smollm2):
 
 
 def test_a_head_that_is_killed_while_it_loads(pair, smollm2):
-    with held_link(pair.endpoints[0], 5 * MB) as link:
+    with HeldLink(pair.endpoints[0], 5 * MB) as link:
         endpoints = f"{link.endpoint},{pair.endpoints[1]}"
         with running("run", "-q", "-m", str(smollm2), "-p", "x", "--rpc", endpoints) as run:
             wait_for(lambda: link.held)
@@ -134,7 +134,7 @@ def fails(held: bool) -> bool:
 def test_stopped_by_its_caller(pair, smollm2, tokens, expected, how, error):
     """The devices are as good as before."""
     with (
-        held_link(pair.endpoints[0], 5 * MB) as link,
+        HeldLink(pair.endpoints[0], 5 * MB) as link,
         caravan.connect([link.endpoint, pair.endpoints[1]]) as cluster,
     ):
         with pytest.raises(error):

@@ -24,7 +24,7 @@ from caravan.transport.tls import TlsTransport, secure
 from caravan.wire import codec, extension
 from caravan.wire.commands import HELLO_REPLY, Ext
 from caravan.wire.extension import FRAME, Asks, SessionRequest, TlsRequest
-from damaged_link import TO_HEAD, TO_WORKER, damaged_link
+from damaged_link import TO_HEAD, TO_WORKER, DamagedLink
 from e2e.processes import (
     caravan as command,
 )
@@ -34,7 +34,7 @@ from e2e.processes import (
     peer,
     wait_for,
 )
-from held_link import held_link
+from held_link import HeldLink
 from tls_ends import certificates
 from wired import Side, receive
 
@@ -357,7 +357,7 @@ def sockets_of(pid: int) -> int:
 
 def test_a_process_that_is_killed_in_the_middle_of_a_record(mutual, smollm2):
     with (
-        held_link(mutual.endpoint, 5_000_000) as link,
+        HeldLink(mutual.endpoint, 5_000_000) as link,
         caravan.connect([link.endpoint], tls=head()) as cluster,
     ):
         side = Side(lambda: Model(smollm2, devices=cluster.devices))
@@ -377,7 +377,7 @@ def test_a_process_that_is_killed_in_the_middle_of_a_record(mutual, smollm2):
 @pytest.mark.parametrize("way", [TO_WORKER, TO_HEAD], ids=["to the worker", "to the head"])
 @pytest.mark.parametrize("phase", ["connect", "load", "prompt", "decode"])
 def test_a_byte_that_changes_on_the_link(mutual, smollm2, tokens, expected, phase, way):
-    with damaged_link(mutual.endpoint) as link:
+    with DamagedLink(mutual.endpoint) as link:
         if phase == "connect":
             # within the handshake, behind HELLO
             link.damage(way, 400)
@@ -416,7 +416,7 @@ def test_a_text_goes_on_after_a_loss(mutual, smollm2, tokens, harm):
         return caravan.generate(context, tokens, max_tokens=12, sampling=greedy, **more)
 
     with (
-        damaged_link(mutual.endpoint) as link,
+        DamagedLink(mutual.endpoint) as link,
         caravan.connect([link.endpoint], tls=head()) as cluster,
         Model(smollm2, devices=cluster.devices) as model,
         Context(model, PARAMS) as context,

@@ -28,7 +28,7 @@ from caravan.wire import codec, extension
 from caravan.wire.commands import Base, Ext
 from caravan.wire.extension import NO_DEVICE, PeerRequest
 from e2e import tiny
-from e2e.cable import cable_to
+from e2e.cable import Cable
 from e2e.loads import is_spare
 from e2e.processes import children, descriptors, kill, wait_for
 from soaking import head
@@ -194,7 +194,7 @@ class Soak:
 
     def _cut(self, rng: random.Random, reference: Context) -> None:
         """A session whose connection is cut, or pulled and then closed, at some moment."""
-        with cable_to(self.worker.endpoint) as cable:
+        with Cable(self.worker.endpoint) as cable:
             act = rng.choice((cable.cut, cable.close))
             timer = threading.Timer(rng.expovariate(4), act)
             timer.start()

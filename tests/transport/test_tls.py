@@ -16,7 +16,7 @@ from caravan.transport.certificates import Tls, client_context, fingerprint, ser
 from caravan.transport.reader import Reader
 from caravan.transport.tcp import SocketTransport
 from caravan.transport.tls import TlsTransport, secure
-from damaged_link import TO_HEAD, TO_WORKER, DamagedLink, damaged_link
+from damaged_link import TO_HEAD, TO_WORKER, DamagedLink
 from tls_ends import PATIENCE, certificates, shake, sockets, tls_pair
 from wired import Side, receive, send_all
 
@@ -205,7 +205,7 @@ def damaged_pair() -> Iterator[tuple[DamagedLink, SocketTransport, SocketTranspo
     """A link that does harm, and what is at its ends."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        damaged_link(f"127.0.0.1:{server.getsockname()[1]}") as link,
+        DamagedLink(f"127.0.0.1:{server.getsockname()[1]}") as link,
     ):
         host, _, port = link.endpoint.rpartition(":")
         near = SocketTransport(socket.create_connection((host, int(port))), "worker")
