@@ -19,7 +19,7 @@ from caravan.cli.tls_options import given, tls_options
 from caravan.cli.tokens import token_of, token_option
 from caravan.errors import UsageError, WorkerStartError
 from caravan.models.cache import weights_dir
-from caravan.transport.certificates import Tls
+from caravan.transport.certificates import Tls, client_context, server_context
 from caravan.trust.token import VARIABLE
 
 _DRAIN_SECONDS = 30.0
@@ -225,8 +225,6 @@ def command(
 
 def _tls(options: dict[str, str]) -> Tls:
     """Raises UsageError for files that are not what they should be."""
-    from caravan.transport.certificates import client_context, server_context
-
     tls = given(options)
     if tls:
         server_context(tls)
