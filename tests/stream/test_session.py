@@ -22,6 +22,7 @@ from caravan.errors import (
 )
 from caravan.stream.base_link import BaseLink
 from caravan.stream.caller import Identity
+from caravan.stream.dispatcher import Stream
 from caravan.stream.ext_link import ExtLink
 from caravan.stream.session import CLOSE_SECONDS, Session, open_session
 from caravan.stream.watchdog import Watchdog
@@ -433,6 +434,20 @@ class _Frozen:
 
     def close(self, *, timeout: float) -> None:
         self._clock[0] += timeout
+
+
+def test_no_thread_is_to_be_had_for_the_last_connection(serve, watchdog, monkeypatch):
+    """Then those that are there already end, and nothing stays open."""
+
+    class Starved(Stream):
+        def __init__(self, *args: Any) -> None:
+            if "RPC1" in args:
+                raise RuntimeError("can't start new thread")
+            super().__init__(*args)
+
+    monkeypatch.setattr("caravan.stream.session.Stream", Starved)
+    server = serve(*[steps(hello(), session())] * 2)
+    fails(server, watchdog, RuntimeError, "can't start new thread")
 
 
 class _FrozenLink:

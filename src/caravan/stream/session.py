@@ -151,16 +151,17 @@ def _open_devices(
         for index in range(1, len(reply.devices)):
             entries.append(caller.enter(session=reply.session))
             caller.join(entries[-1], reply.session, index)
+        links: list[DeviceLink] = []
+        reach = Reach(endpoint, reply.peer_key, tuple(reply.peer_addresses), direct)
+        for index, (entry, info) in enumerate(zip(entries, reply.devices, strict=True)):
+            stream = _stream(endpoint, entry, name(index), watchdog, timeout)
+            links.append(ExtLink(stream, info, index, entry.version, reach, reply.sources))
+        return links
     except BaseException:
+        # that ends the threads of streams, too
         for entry in entries:
             entry.transport.close()
         raise
-    links: list[DeviceLink] = []
-    reach = Reach(endpoint, reply.peer_key, tuple(reply.peer_addresses), direct)
-    for index, (entry, info) in enumerate(zip(entries, reply.devices, strict=True)):
-        stream = _stream(endpoint, entry, name(index), watchdog, timeout)
-        links.append(ExtLink(stream, info, index, entry.version, reach, reply.sources))
-    return links
 
 
 def _check_ops(endpoint: Endpoint, identity: Identity, reply: SessionReply) -> None:
