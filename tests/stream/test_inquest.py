@@ -123,12 +123,29 @@ def test_one_that_is_just_ending_is_asked_for_again(serve, watchdog):
     ],
     ids=["unknown", "without the extension", "closed", "another"],
 )
-def test_who_cannot_say_changes_nothing(serve, watchdog, script):
+def test_who_cannot_say_changes_nothing(serve, watchdog, monkeypatch, script):
+    monkeypatch.setattr(inquest, "SECONDS", 0.3)
     server = serve(steps(hello(), session(ALONE), close), script)
     opened = open_to(server, watchdog)
     assert "closed by the other end" in str(loss(opened))
     assert type(opened.links[0].stream.lost.cause) is ConnectionClosed
     opened.close()
+
+
+def test_a_server_without_the_extension_is_asked_nothing(serve, watchdog):
+    heard: list[bytes] = []
+
+    def hears_nothing(peer: Peer) -> None:
+        with pytest.raises(ConnectionClosed):
+            heard.append(peer.reader.read(1))
+
+    other = steps(hello(caps=bytes(24)), hears_nothing)
+    server = serve(steps(hello(), session(ALONE), close), other)
+    opened = open_to(server, watchdog)
+    assert "closed by the other end" in str(loss(opened))
+    opened.close()
+    server.finish()
+    assert (len(server.peers), heard) == (2, [])
 
 
 def test_who_does_not_answer_holds_up_nobody_for_long(serve, watchdog, monkeypatch):

@@ -162,6 +162,9 @@ class Caller:
             entry: Entry | None = None
             try:
                 entry = hurried.enter(session=key)
+                if not entry.extension:
+                    # another server, which knows nothing of it
+                    return ""
                 hurried.join(entry, key, NO_DEVICE)
             except ConnectError as exc:
                 answer = exc.__cause__
