@@ -249,6 +249,15 @@ def test_every_option_has_a_help_text(words):
     assert silent == []
 
 
+@pytest.mark.parametrize("words", SUBCOMMANDS)
+def test_every_command_of_a_group_is_listed_with_a_whole_sentence(words):
+    group, name = words.split()
+    found = cli.get_command(click.Context(cli), group)
+    assert isinstance(found, click.Group)
+    # what is left of 80 columns, beside the longest name
+    assert not found.commands[name].get_short_help_str(66).endswith("...")
+
+
 @pytest.mark.parametrize("name", ["", *(name for name in COMMANDS if name not in GROUPS)])
 def test_every_option_is_told_and_exists(name):
     command = cli.get_command(click.Context(cli), name) if name else cli

@@ -124,7 +124,7 @@ def test_add_makes_further_pairs_of_the_same_ca(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["init", "add"])
-@pytest.mark.parametrize("name", ["../x", "", ".", "a/b", "-x", "a\nb", "x" * 70 + "..y"])
+@pytest.mark.parametrize("name", ["../x", "", ".", "a/b", "a b", "-x", "a\nb", "x" * 70 + "..y"])
 def test_a_name_that_can_be_none(tmp_path, command, name, capsys):
     directory = tmp_path / "tls"
     if command == "init":

@@ -114,5 +114,5 @@ def test_an_endpoint_that_asks_for_tls(text, meant):
 
 @pytest.mark.parametrize("text", ["tls://", "tls://:7", "tls://unix:/x", "tls://tls://a", "tls:a"])
 def test_what_asks_for_tls_nowhere(text):
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="Unix sockets" if "unix" in text else "endpoint"):
         Endpoint.parse(text)

@@ -317,13 +317,14 @@ def test_a_client_without_a_certificate_where_one_is_required():
     told = attempt(client_context(own.tls(ca=True)), server_context(own.tls("worker", ca=True)))
     assert "shown no certificate" in str(told[1])
     assert isinstance(told[0], ConnectionClosed)
-    assert "requires a certificate" in str(told[0])
+    assert "wants to see a certificate of its CA (--tls-cert, --tls-key)" in str(told[0])
 
 
 def test_a_head_cannot_pass_for_a_worker():
     own = certificates()
     told = attempt(client_context(own.tls(ca=True)), server_context(own.tls("head")))
     assert isinstance(told[0], ConnectError)
+    assert "a head's, say, is none for a worker" in str(told[0])
 
 
 def test_an_expired_certificate():

@@ -97,7 +97,10 @@ def test_no_token(enter, serve):
 
 
 def test_a_token_that_is_refused(enter):
-    with pytest.raises(AuthenticationError, match=r"^the worker at 127\S+ refused the token$"):
+    with pytest.raises(
+        AuthenticationError,
+        match=r"^the worker at 127\S+ refused the token: its own is another one$",
+    ):
         enter(steps(hello(V8, ASKING), prover(b"another token")))
 
 

@@ -154,3 +154,5 @@ def test_what_a_caller_means(monkeypatch):
     assert asked is not None and asked.key == b"a third one of 26 characters"
     assert of_environment is not None and of_environment.key == SECRET.encode()
     refused(given, "open sesame")
+    for wrong in (b"bytes that are no text", 7):
+        assert f"of type {type(wrong).__name__}: expected a text" in refused(given, wrong)

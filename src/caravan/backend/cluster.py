@@ -205,6 +205,8 @@ def connect(
     if timeout <= 0:
         raise UsageError(f"timeout {timeout:g} s is not above 0")
     secret = given(token)
+    if tls is not None and not isinstance(tls, Tls):
+        raise UsageError(f"tls is of type {type(tls).__name__}: expected caravan.Tls(ca=...)")
     client = TlsClient(tls) if tls else None
     plugin = plugins.load()
     identity = Identity(caravan.__version__, plugin.engine.version, tuple(layouts.OP_NAMES))

@@ -178,7 +178,8 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
     "token to show to workers that ask for one (default: $CARAVAN_TOKEN)", metavar="<filename>"
 )
 @tls_options(
-    ca="CA of the workers' certificates: none is talked to without TLS (default: $CARAVAN_TLS_CA)",
+    ca="CA of the workers' certificates; no worker is then talked to without TLS (default:"
+    " $CARAVAN_TLS_CA)",
     cert="certificate for workers that want to see one (default: $CARAVAN_TLS_CERT)",
     key="its private key (default: $CARAVAN_TLS_KEY)",
     metavar="<filename>",

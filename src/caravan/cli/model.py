@@ -39,7 +39,10 @@ def command() -> None:
 @command.command()
 @click.argument("name")
 def get(name: str) -> None:
-    """Fetch the sample model NAME if it is not here yet, check it, and print its path."""
+    """Fetch a sample model, and print its path.
+
+    It is checked; one that is here already is not fetched again, unless it is damaged.
+    """
     sample = sample_named(name)
     path = cached(sample, models_dir())
     if path is not None and not intact(sample, path):
@@ -52,7 +55,10 @@ def get(name: str) -> None:
 @command.command()
 @click.argument("name")
 def path(name: str) -> None:
-    """Print where the sample model NAME is; fail if it was not fetched yet."""
+    """Print where a sample model is.
+
+    Fails if it was not fetched yet.
+    """
     found = cached(sample_named(name), models_dir())
     if found is None:
         raise ModelError(f"{name} is not in {models_dir()}; `caravan model get {name}` fetches it")
@@ -125,9 +131,10 @@ def _shape(name: str, about: str) -> Callable[[_F], _F]:
 )
 @click.option("--force", is_flag=True, help="Overwrite it if it is there.")
 def fake(arch: str, type_: str, output: Path, force: bool, **shape: int) -> None:
-    """Describe a model that is not there: write the header of a GGUF file without its weights.
+    """Write the header of a GGUF file without its weights.
 
-    It runs on simulated devices (caravan worker -d sim:...), and on no others.
+    It describes a model that is not there, and runs on simulated devices (caravan worker -d
+    sim:...), and on no others.
     """
     FakeModel(arch=arch, type=type_.upper(), **shape).write(output, force)
     click.echo(output)

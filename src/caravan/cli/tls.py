@@ -48,9 +48,10 @@ def command() -> None:
 )
 @_days
 def init(directory: Path, hosts: Sequence[str], days: int) -> None:
-    """Write a CA and certificates to DIR (caravan-tls), which are not there yet.
+    """Make a CA, and its certificates for workers and heads.
 
-    Each pair is NAME.pem and NAME-key.pem. Keys can be read by their owner alone.
+    They are written to DIR (caravan-tls). Each pair is NAME.pem and NAME-key.pem. Keys can be read
+    by their owner alone, and no file is overwritten.
     """
     from caravan.transport import authority
 
@@ -80,7 +81,10 @@ def init(directory: Path, hosts: Sequence[str], days: int) -> None:
 @click.option("--head", is_flag=True, help="For heads alone: no worker can be run with it.")
 @_days
 def add(names: Sequence[str], directory: Path, head: bool, days: int) -> None:
-    """Write the certificates of further machines, each known by a host name or address."""
+    """Make certificates for further machines.
+
+    Each machine is known by a host name or address, which is also the name of its files.
+    """
     from caravan.transport import authority
 
     _say(authority.add(directory, [_machine(name, head) for name in names], days))

@@ -29,8 +29,8 @@ def tls_options(*, ca: str, cert: str, key: str, metavar: str = "FILE") -> Calla
 
 
 HEAD = {
-    "ca": "CA of the workers' certificates, as caravan tls makes it: none is talked to without TLS."
-    "  [default: $CARAVAN_TLS_CA]",
+    "ca": "CA of the workers' certificates (ca.pem of caravan tls); no worker is then talked to"
+    " without TLS.  [default: $CARAVAN_TLS_CA]",
     "cert": "Certificate for workers that want to see one.  [default: $CARAVAN_TLS_CERT]",
     "key": "Its private key.  [default: $CARAVAN_TLS_KEY]",
 }

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from caravan.backend import RemoteDevice
 from caravan.backend.tensor import RemoteTensor
+from caravan.errors import WorkerLost
 from caravan.llm.weights import WeightFiles
 from caravan.stream.delivery import Delivery, Weight
 
@@ -194,6 +195,9 @@ class Loading:
     def _raise(self) -> None:
         errors = [self._error, *(delivery.error for delivery in self._deliveries.values())]
         for error in errors:
+            if isinstance(error, WorkerLost):
+                # the worker is being asked what happened
+                error.settle()
             if error is not None:
                 raise error
 

@@ -107,7 +107,7 @@ class Caller:
         except TransportTimeout as exc:
             raise ConnectError(
                 f"{endpoint} accepted the connection but did not answer within {self.timeout:g} s:"
-                f" perhaps {_BUSY}"
+                f" perhaps it hangs, or is {_BUSY}"
             ) from exc
         except ConnectionClosed as exc:
             raise ConnectError(f"{endpoint} closed the connection instead of answering") from exc
@@ -128,7 +128,7 @@ class Caller:
         request = SessionRequest(session, device, self.identity.caravan, self.identity.engine)
         with self._telling(
             "did not open a session in time",
-            "closed the connection instead of a session",
+            "opened no session and closed the connection",
             "a session",
         ):
             entry.transport.set_timeout(self.timeout)

@@ -185,7 +185,7 @@ def _host(text: str) -> x509.GeneralName:
 def _stem(name: str) -> str:
     """The name of a pair's files: an address of IPv6 has colons, which not every system takes."""
     stem = name.replace(":", "_").replace("%", "_")
-    if not stem or stem.startswith((".", "-")) or not stem.isprintable() or set(stem) & set("/\\"):
+    if not stem or stem.startswith((".", "-")) or not stem.isprintable() or set(stem) & set("/\\ "):
         raise UsageError(f"{name!r} can be no name of a machine")
     return stem
 

@@ -47,6 +47,8 @@ class Endpoint:
                 raise UsageError("endpoint 'unix:' names no path")
             return Endpoint("", 0, text[5:])
         if text.startswith(_TLS):
+            if text.startswith(f"{_TLS}unix:"):
+                raise UsageError(f"endpoint {text!r}: there is no TLS on Unix sockets")
             return replace(_parse_tcp(text[len(_TLS) :], default_port), tls=True)
         return _parse_tcp(text, default_port)
 

@@ -13,7 +13,10 @@ DAMAGED = "the link damaged what it carried, or somebody changed it"
 # In the handshake, of the other end; the first that fits.
 _REASONS: tuple[tuple[str, str], ...] = (
     ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "it has shown no certificate, and one is required"),
-    ("ALERT_CERTIFICATE_REQUIRED", "it requires a certificate of a CA of its own"),
+    (
+        "ALERT_CERTIFICATE_REQUIRED",
+        "it wants to see a certificate of its CA (--tls-cert, --tls-key)",
+    ),
     ("UNSUPPORTED_PROTOCOL", "it does not speak TLS 1.3"),
     ("ALERT_PROTOCOL_VERSION", "it does not speak TLS 1.3"),
     ("ALERT_UNKNOWN_CA", "it does not know the CA of the certificate it was shown"),
@@ -35,6 +38,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
 # OpenSSL's numbers of what is wrong with a certificate (X509_V_ERR_...).
 _NOT_YET, _EXPIRED = 9, 10
 _NO_ISSUER = (2, 18, 19, 20, 21)
+_PURPOSE = 26
 
 
 def refused(exc: ssl.SSLError) -> str:
@@ -61,7 +65,9 @@ def _certificate(code: int, text: str) -> str:
     if code == _NOT_YET:
         return "its certificate is not valid yet: are the clocks right?"
     if code in _NO_ISSUER:
-        return "its certificate is not of the CA that is trusted here"
+        return "its certificate is not of the CA that is trusted here (--tls-ca)"
+    if code == _PURPOSE:
+        return "its certificate is not for this use: a head's, say, is none for a worker"
     return f"its certificate is refused: {text}"
 
 

@@ -97,8 +97,11 @@ class Entry:
         knows_ca = self._tls is not None and self._tls.knows_ca
         if Asks.TLS not in self.asks:
             if self.endpoint.tls or (knows_ca and not self.endpoint.path):
-                wanted = "its endpoint asks" if self.endpoint.tls else "--tls-ca asks"
-                raise ConnectError(f"{worker} does not speak TLS, which {wanted} for")
+                wanted = "tls://" if self.endpoint.tls else "--tls-ca"
+                raise ConnectError(
+                    f"{worker} does not speak TLS, which {wanted} asks for: a worker needs"
+                    " --tls-cert and --tls-key for that"
+                )
         elif not knows_ca and (token is None or Asks.TOKEN not in self.asks):
             raise ConnectError(
                 f"{worker} asks for TLS, and nothing here tells whether it is the right one: give"
@@ -141,7 +144,9 @@ class Entry:
         except RemoteError as exc:
             if exc.code != Status.REFUSED:
                 raise
-            raise AuthenticationError(f"{worker} refused the token") from exc
+            raise AuthenticationError(
+                f"{worker} refused the token: its own is another one"
+            ) from exc
         if not claim.believes(mac):
             raise AuthenticationError(f"{worker} could not prove that it knows the token")
 

@@ -104,6 +104,8 @@ def given(token: Token | str | None) -> Token | None:
         return from_environment()
     if isinstance(token, str):
         return Token(token) if token else None
+    if not isinstance(token, Token):
+        raise UsageError(f"the token is of type {type(token).__name__}: expected a text")
     return token
 
 
