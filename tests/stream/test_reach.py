@@ -50,3 +50,9 @@ def test_what_is_no_endpoint_is_left_out(text, here):
 def test_no_more_are_told_than_a_worker_takes():
     target = reach("lab1:1", *(f"lab1:{n}" for n in range(2, MAX_ADDRESSES + 2)))
     assert len(target.seen_from(reach("lab2:1"))) == MAX_ADDRESSES
+
+
+@pytest.mark.parametrize("said", [["tls://lab1:1"], ["lab1:1"]])
+def test_a_place_is_tried_once_and_with_tls_if_anybody_says_so(said):
+    target = reach("lab1:1" if said[0].startswith("tls") else "tls://lab1:1", *said)
+    assert target.seen_from(reach("lab2:1")) == ["tls://lab1:1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from caravan.errors import UsageError
-from caravan.transport.endpoint import Endpoint
+from caravan.transport.endpoint import TLS, Endpoint
 from caravan.wire.extension import MAX_ADDRESSES
 
 
@@ -29,10 +29,12 @@ class Reach:
         """Endpoints that the worker of `other` should try, the best first.
 
         What only means something on one machine is left out where the two are not both known to be
-        on the head's: there it would name something else.
+        on the head's: there it would name something else. So is a place that is named with TLS,
+        too.
         """
         together = self.endpoint.is_here and other.endpoint.is_here
-        texts = dict.fromkeys([*self.addresses, str(self.endpoint)])
+        named = dict.fromkeys([*self.addresses, str(self.endpoint)])
+        texts = [text for text in named if f"{TLS}{text}" not in named]
         return [text for text in texts if _leads_there(text, together)][:MAX_ADDRESSES]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from caravan.errors import UsageError
 
 DEFAULT_PORT = 50052
-_TLS = "tls://"
+TLS = "tls://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Endpoint:
         if self.path:
             return f"unix:{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{_TLS if self.tls else ''}{host}:{self.port}"
+        return f"{TLS if self.tls else ''}{host}:{self.port}"
 
     @property
     def is_here(self) -> bool:
@@ -46,10 +46,10 @@ class Endpoint:
             if len(text) == 5:
                 raise UsageError("endpoint 'unix:' names no path")
             return Endpoint("", 0, text[5:])
-        if text.startswith(_TLS):
-            if text.startswith(f"{_TLS}unix:"):
+        if text.startswith(TLS):
+            if text.startswith(f"{TLS}unix:"):
                 raise UsageError(f"endpoint {text!r}: there is no TLS on Unix sockets")
-            return replace(_parse_tcp(text[len(_TLS) :], default_port), tls=True)
+            return replace(_parse_tcp(text[len(TLS) :], default_port), tls=True)
         return _parse_tcp(text, default_port)
 
 
