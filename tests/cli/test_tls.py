@@ -40,6 +40,7 @@ def test_init_writes_a_ca_and_two_pairs(tmp_path, capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert sorted(out.splitlines()) == [f"caravan-tls/{name}" for name in USUAL]
     assert "caravan worker --tls-cert worker.pem" in err
+    assert "heads: --tls-ca ca.pem --tls-cert head.pem --tls-key head-key.pem" in err
     assert {"localhost", "127.0.0.1", "::1"} <= names(directory / "worker.pem")
     key = certificate(directory / "worker.pem").public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)

@@ -57,12 +57,12 @@ def init(directory: Path, hosts: Sequence[str], days: int) -> None:
 
     wanted = [_machine(host) for host in hosts] if hosts else authority.usual()
     _say(authority.init(directory, wanted, days))
-    first = wanted[0].name.replace(":", "_")
+    first, last = (wanted[at].name.replace(":", "_") for at in (0, -1))
     click.echo(
         "caravan: copy ca.pem and its own pair to each machine; ca-key.pem stays where it is\n"
-        f"caravan: worker: caravan worker --tls-cert {first}.pem --tls-key {first}-key.pem"
+        f"caravan: workers: caravan worker --tls-cert {first}.pem --tls-key {first}-key.pem"
         " --tls-ca ca.pem\n"
-        "caravan: heads: --tls-ca ca.pem --tls-cert NAME.pem --tls-key NAME-key.pem, or"
+        f"caravan: heads: --tls-ca ca.pem --tls-cert {last}.pem --tls-key {last}-key.pem, or"
         " $CARAVAN_TLS_CA, $CARAVAN_TLS_CERT and $CARAVAN_TLS_KEY",
         err=True,
     )
