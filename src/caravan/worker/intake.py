@@ -1,7 +1,7 @@
-"""`take_in`: a piece of a file into device memory, hashed on its way.
+"""`take_in`: a piece of a file into device memory, hashed on its way; `digest_of`: only hashed.
 
-For weights that this machine has itself: from a model's file, or from the weight cache. It says
-what has arrived; whether that is what somebody wanted is for the caller to see.
+For weights that this machine has itself: from a model's file, or from the weight cache. They say
+what is there; whether that is what somebody wanted is for the caller to see.
 """
 
 from __future__ import annotations
@@ -24,14 +24,21 @@ class Gone(Exception):
     """The buffer is being freed, or has been."""
 
 
-def take_in(
-    lane: Lane, address: int, size: int, fd: int, offset: int, *, apart: bool = False
-) -> bytes | None:
-    """Read `size` bytes of a file from `offset` on to a wire address of the lane's device.
+def digest_of(lane: Lane, address: int, size: int, fd: int, offset: int) -> bytes | None:
+    """The BLAKE3 digest of what `take_in` would read, while no head can see it or write to it.
 
-    Args:
-        apart: hash what has been read before it gets where the head can write to it meanwhile,
-            which takes a copy: so the digest is that of the file, whatever heads do.
+    None where it cannot be read so far; raises as `take_in` does.
+    """
+
+    def stop() -> None:
+        # nobody waits for this one who frees the buffer
+        lane.locate(address, size)
+
+    return _staged(size, PIECE, fd, offset, lambda done, part: None, stop)
+
+
+def take_in(lane: Lane, address: int, size: int, fd: int, offset: int) -> bytes | None:
+    """Read `size` bytes of a file from `offset` on to a wire address of the lane's device.
 
     Returns the BLAKE3 digest of what has been read; None where the file cannot be read so far.
     Either way the memory holds anything until the digest is found right. Raises RemoteError when
@@ -43,12 +50,10 @@ def take_in(
             os.posix_fadvise(fd, offset, size, os.POSIX_FADV_SEQUENTIAL)
     if buffer.native is not None and buffer.native.view is None:
         return _through_the_engine(lane, address, size, fd, offset)
-    return _in_place(lane, buffer, at, size, fd, offset, apart)
+    return _in_place(lane, buffer, at, size, fd, offset)
 
 
-def _in_place(
-    lane: Lane, buffer: Buffer, at: int, size: int, fd: int, offset: int, apart: bool
-) -> bytes | None:
+def _in_place(lane: Lane, buffer: Buffer, at: int, size: int, fd: int, offset: int) -> bytes | None:
     with lane.buffers.pin(buffer.handle) as pin:
         native = buffer.native
         view = native.view if native is not None else None
@@ -58,11 +63,6 @@ def _in_place(
             if pin.ending:
                 raise Gone
 
-        def put(done: int, part: memoryview) -> None:
-            target[done : done + len(part)] = part
-
-        if apart:
-            return _staged(size, PIECE, fd, offset, put, stop)
         hasher = blake3()
         if _read(fd, offset, target, hasher.update, stop):
             return hasher.digest()

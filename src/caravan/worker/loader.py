@@ -17,7 +17,7 @@ from caravan.errors import RemoteError
 from caravan.trace.spans import Kind
 from caravan.wire.commands import EXT, LOAD_ENTRY, Ext
 from caravan.wire.extension import ADDRESS_SHIFT, MAX_LOAD, Source, Status
-from caravan.worker.intake import Gone, take_in
+from caravan.worker.intake import Gone, digest_of, take_in
 from caravan.worker.lane import Lane
 from caravan.worker.library import Copy, Library
 from caravan.worker.log import log
@@ -151,17 +151,22 @@ class Loader:
 
 
 def _take_in(lane: Lane, wish: Wish, file: FileIO, offset: int, *, expected: bool) -> bytes | None:
-    """The digest of what the file has; what is `expected` to be right is read without a copy.
+    """The digest of what the file has; what is `expected` to be right is read at once.
 
     Whatever else is found will be noted of the file, or the file removed, and other heads live with
-    that: it must not be what this head has written to the same memory meanwhile.
+    that: it must not be what this head has written to the same memory meanwhile. And the names of
+    tensors are known to everybody, so nothing gets where this head can see it by its name alone.
     """
     place = (lane, wish.address, wish.size, file.fileno(), offset)
     if expected:
         found = take_in(*place)
         if found is None or found == wish.digest:
             return found
-    return take_in(*place, apart=True)
+    found = digest_of(*place)
+    if found == wish.digest and take_in(*place) != found:
+        # the file changes, or this head writes to the same memory
+        return None
+    return found
 
 
 class _Request:
