@@ -14,6 +14,7 @@ ROOT = Path(caravan.errors.__file__).parent
 # from the ground up; a floor may import itself and what stands before it
 FLOORS = (
     "errors",
+    "child",
     "models",
     "interrupt",
     "trace",

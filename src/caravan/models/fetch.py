@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+from caravan.child import environment
 from caravan.errors import DownloadError
 from caravan.models.catalog import WheelFile
 from caravan.models.lock import locked
@@ -121,7 +122,7 @@ def _running(
     command: list[str], work: Path, errors: IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A child that does not outlive the block, and that keeps its temporary files in `work`."""
-    env = {**os.environ, "TMPDIR": str(work), "TEMP": str(work), "TMP": str(work)}
+    env = {**environment(), "TMPDIR": str(work), "TEMP": str(work), "TMP": str(work)}
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -20,6 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
+from caravan import child
 from caravan.errors import WorkerStartError
 from caravan.transport.endpoint import Endpoint
 from caravan.trust.token import VARIABLE
@@ -183,10 +184,10 @@ class Worker:
         command = [sys.executable, "-m", "caravan", "worker", "--host", self._host]
         here = self._host.startswith("unix:") or Endpoint(self._host, self._port).is_here
         command += ["--port", str(self._port), *self._options]
-        self._spawn(command, _without_token() if here else None)
+        self._spawn(command, child.environment((VARIABLE,) if here else ()))
         return self._await_ready()
 
-    def _spawn(self, command: list[str], environment: dict[str, str] | None) -> None:
+    def _spawn(self, command: list[str], environment: dict[str, str]) -> None:
         """The worker holds the read end of a pipe whose only write end is ours."""
         theirs, self._parent = os.pipe()
         try:
@@ -368,10 +369,6 @@ def _private_directory() -> str:
     if len(os.fsencode(base)) > _LONGEST_BASE:
         base = "/tmp"
     return tempfile.mkdtemp(prefix="caravan-", dir=base)
-
-
-def _without_token() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != VARIABLE}
 
 
 def _plain(line: str) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from caravan import child
 from caravan.trust.token import VARIABLE
 from caravan.worker import control
 
@@ -121,8 +122,7 @@ class SessionProcess:
 def _environment() -> dict[str, str]:
     """It is told the token by other means; and ggml would run a debugger over itself when it
     aborts."""
-    inherited = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    return {**inherited, "GGML_NO_BACKTRACE": "1"}
+    return {**child.environment((VARIABLE,)), "GGML_NO_BACKTRACE": "1"}
 
 
 def close_pipe(fds: Sequence[int]) -> None:
