@@ -129,9 +129,13 @@ def send(control: socket.socket, message: Message, fd: int | None = None) -> Non
 def receive(control: socket.socket) -> tuple[Message | None, int | None]:
     """A message and the descriptor that came along; (None, None) at the end of the talk."""
     try:
-        data, ancillary, _flags, _address = control.recvmsg(
-            _MAX_MESSAGE, socket.CMSG_SPACE(array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
-        )
+        data, ancillary = _read(control)
+    except ConnectionResetError:
+        # it left something unread, which is told before what it has said last
+        try:
+            data, ancillary = _read(control)
+        except ConnectionError:
+            return None, None
     except ConnectionError:
         return None, None
     fds = array.array("i")
@@ -141,6 +145,13 @@ def receive(control: socket.socket) -> tuple[Message | None, int | None]:
     if not data:
         return None, None
     return _decode(json.loads(data)), (fds[0] if fds else None)
+
+
+def _read(control: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    data, ancillary, _flags, _address = control.recvmsg(
+        _MAX_MESSAGE, socket.CMSG_SPACE(array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
+    )
+    return data, ancillary
 
 
 def _decode(obj: dict[str, Any]) -> Message:
