@@ -104,6 +104,27 @@ def test_what_sorting_would_take_is_bounded() -> None:
         Graph(good.table(BASE), memory_of(1 << 20), Anything())
 
 
+def test_many_graphs_have_one_table_of_numbers() -> None:
+    """A few bytes of a graph name as many experts as they like, if those lie on one another."""
+
+    def of_experts(count: int) -> Graph:
+        experts = T((32, 3, count), nb=(4, 128, 0, 0))
+        good = Good("MUL_MAT_ID", T((3, 1, 1)), (experts, T((32, 1, 1)), T((1, 1), I32)))
+        return Graph(good.table(BASE), memory_of(1 << 20), Anything())
+
+    kept = [of_experts(count)._keep[-1] for count in (1_000_000, 1_000_001, 1 << 20)]
+    assert kept[0] is kept[1] is kept[2]
+    with pytest.raises(RemoteError, match="ids below 8388608: there may be 4194304"):
+        of_experts(1 << 23)
+
+
+def test_a_graph_says_what_its_guards_take() -> None:
+    good = GOODS["ARGSORT"]
+    assert Graph(good.table(BASE), memory_of(1 << 20), Anything()).scratch == good.d.nbytes
+    good = GOODS["CLAMP"]
+    assert Graph(good.table(BASE), memory_of(1 << 20), Anything()).scratch == 0
+
+
 # through a worker
 
 

@@ -185,8 +185,9 @@ def test_empty_pushes_have_a_bound(monkeypatch):
 
 
 class Kept:
-    def __init__(self, n_tensors: int) -> None:
+    def __init__(self, n_tensors: int, scratch: int = 0) -> None:
         self.n_tensors = n_tensors
+        self.scratch = scratch
         self.handles = frozenset({n_tensors})
 
 
@@ -206,6 +207,19 @@ def test_graphs_that_are_kept_have_a_bound_of_tensors(lru):
     with pytest.raises(RemoteError, match="no room"):
         store.put(5, Kept(1))
     assert store.get(3).n_tensors == 40
+
+
+@pytest.mark.parametrize("lru", [True, False])
+def test_graphs_that_are_kept_have_a_bound_of_scratch_memory(lru):
+    """A few bytes of a graph can want gigabytes, if its rows lie on one another."""
+    store = GraphStore(8, lru, 100, 1000)
+    store.put(1, Kept(1, 600))
+    store.put(2, Kept(2, 300))
+    with pytest.raises(RemoteError, match="900 are kept, and at most 1000") as caught:
+        store.put(3, Kept(3, 200))
+    assert caught.value.code == Status.OUT_OF_MEMORY
+    store.drop_users(1)
+    store.put(3, Kept(3, 700))
 
 
 @pytest.mark.parametrize("lru", [True, False])

@@ -51,9 +51,19 @@ class Graph:
         handles: the buffers that it touches; when one is freed the graph must go.
         version: that of the buffer table it was checked against.
         nanoseconds: the device's estimate.
+        scratch: bytes of memory for its guards.
     """
 
-    __slots__ = ("_keep", "address", "handles", "n_nodes", "n_tensors", "nanoseconds", "version")
+    __slots__ = (
+        "_keep",
+        "address",
+        "handles",
+        "n_nodes",
+        "n_tensors",
+        "nanoseconds",
+        "scratch",
+        "version",
+    )
 
     def __init__(self, table: Table, memory: Memory, device: Computes) -> None:
         """Raises RemoteError when the table is not sound or the device cannot compute it."""
@@ -67,11 +77,14 @@ class Graph:
         self.version = memory.version
         self.nanoseconds = device.estimate(table)
         nodes, uses = np.arange(table.n_nodes), table.rows["use_count"][: table.n_nodes]
-        scratch: list[Any] = []
+        arrays: list[Any] = []
+        self.scratch = 0
         if guards:
-            nodes, uses, scratch = _build_guards(table, tensors, guards, nodes, uses)
+            scratch = Scratch(table, guards)
+            self.scratch, arrays = scratch.size, scratch.arrays
+            nodes, uses = _build_guards(table, tensors, guards, scratch, nodes, uses)
         graph, pointed_to = _build_graph(tensors, nodes, uses)
-        self._keep = [graph, *pointed_to, *scratch]
+        self._keep = [graph, *pointed_to, *arrays]
         self.address = int(graph.ctypes.data)
 
 
@@ -140,10 +153,14 @@ def check_support(table: Table, tensors: npt.NDArray[Any], device: Computes) -> 
 
 
 def _build_guards(
-    table: Table, tensors: npt.NDArray[Any], guards: list[Guard], nodes: Rows, uses: Rows
-) -> tuple[Rows, Rows, list[Any]]:
-    """The nodes and their counts of uses with the guards among them, and the guards' memory."""
-    scratch = Scratch(table, guards)
+    table: Table,
+    tensors: npt.NDArray[Any],
+    guards: list[Guard],
+    scratch: Scratch,
+    nodes: Rows,
+    uses: Rows,
+) -> tuple[Rows, Rows]:
+    """The nodes and their counts of uses with the guards among them."""
     base, first, added = tensors.ctypes.data, len(table.rows), []
     for guard in guards:
         result = scratch.fill(guard, tensors, first)
@@ -152,7 +169,7 @@ def _build_guards(
         added.append(first)
         first += guard.extra
     places = [guard.users[0][0] for guard in guards]
-    return np.insert(nodes, places, added), np.insert(uses, places, 1), scratch.arrays
+    return np.insert(nodes, places, added), np.insert(uses, places, 1)
 
 
 def _build_graph(

@@ -9,6 +9,7 @@ For devices that compute in this process only: others have memory of their own.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,10 @@ _CLAMP, _GET_ROWS = OP_NAMES.index("CLAMP"), OP_NAMES.index("GET_ROWS")
 _IDS = {OP_NAMES.index("MUL_MAT_ID"): (2, 2), OP_NAMES.index("SSM_SCAN"): (6, 3)}
 _SORT = OP_NAMES.index("ARGSORT")
 _NEEDS = np.isin(np.arange(len(OP_NAMES)), (*_IDS, _SORT))
+
+# What ids are below: experts of a layer, or sequences. Far above what there is of either.
+MOST_NUMBERS = 1 << 22
+_FEW_NUMBERS = 1 << 10
 
 _ITEM = 4
 _ALIGNMENT = 64
@@ -73,18 +78,22 @@ class Scratch:
 
     Attributes:
         arrays: what must stay alive.
+        size: bytes.
     """
 
     def __init__(self, table: Table, guards: list[Guard]) -> None:
         """Raises RemoteError when it would take too much."""
+        most = max((g.limit for g in guards), default=0)
+        if most > MOST_NUMBERS:
+            raise RemoteError(Status.REFUSED, f"ids below {most}: there may be {MOST_NUMBERS}")
         self._sizes = [int(table.rows["ne"][g.row].prod()) * _ITEM for g in guards]
         ids = sum(-(-n // _ALIGNMENT) * _ALIGNMENT for n in self._lasting(guards))
         keys = max((n for n, g in zip(self._sizes, guards, strict=True) if not g.limit), default=0)
         if max(ids, keys) > MAX_SCRATCH:
             raise RemoteError(Status.REFUSED, "the graph's ids would take too much scratch memory")
         self._ids, self._keys = np.empty(ids // _ITEM, np.int32), np.empty(keys, np.uint8)
-        most = max((g.limit for g in guards), default=0)
-        self._numbers = np.arange(min(most, MAX_SCRATCH // _ITEM), dtype=np.int32)
+        self._numbers = _numbers(most)
+        self.size = ids + keys
         self._used = 0
         self.arrays = [self._ids, self._keys, self._numbers]
 
@@ -116,6 +125,20 @@ class Scratch:
         numbers["nb"] = (_ITEM, _ITEM, 0, 0)
         _lay_out(checked, source["ne"], place)
         return first + 2
+
+
+@functools.cache
+def _up_to(most: int) -> npt.NDArray[np.int32]:
+    return np.arange(most, dtype=np.int32)
+
+
+def _numbers(most: int) -> npt.NDArray[np.int32]:
+    """The numbers below `most`, and some more; the same ones for all graphs, which only read them:
+    whoever sends many graphs has no more of them for that."""
+    size = _FEW_NUMBERS
+    while size < most:
+        size *= 2
+    return _up_to(size)
 
 
 def _lay_out(tensor: Any, ne: Any, place: int) -> None:

@@ -18,6 +18,7 @@ from caravan.worker.device import Device
 from caravan.worker.executor import Executor
 from caravan.worker.graph import Graph, check_status
 from caravan.worker.peers import Peers
+from caravan.worker.rules.registry import MAX_SCRATCH
 from caravan.worker.table import Table
 
 if TYPE_CHECKING:
@@ -35,13 +36,18 @@ class GraphStore:
         limit: how many are kept.
         lru: when full, drop the least recently used one (extension); else all (protocol 8).
         most: tensors that they may have together.
+        scratch: bytes of memory for their guards, likewise.
     """
 
-    def __init__(self, limit: int, lru: bool, most: int = MAX_KEPT) -> None:
+    def __init__(
+        self, limit: int, lru: bool, most: int = MAX_KEPT, scratch: int = MAX_SCRATCH
+    ) -> None:
         self._limit = limit
         self._lru = lru
         self._most = most
+        self._most_scratch = scratch
         self._tensors = 0
+        self._scratch = 0
         self._graphs: OrderedDict[int, Graph | None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -56,13 +62,20 @@ class GraphStore:
                 f"no room for a graph of {graph.n_tensors} tensors: {len(self._graphs)} graphs of"
                 f" {self._tensors} are kept, and at most {self._most} tensors",
             )
+        if self._scratch + graph.scratch > self._most_scratch:
+            raise RemoteError(
+                Status.OUT_OF_MEMORY,
+                f"no room for a graph with {graph.scratch} bytes of scratch memory: {self._scratch}"
+                f" are kept, and at most {self._most_scratch}",
+            )
         self._tensors += graph.n_tensors
+        self._scratch += graph.scratch
         self._graphs[uid] = graph
 
     def _make_room(self, uid: int) -> None:
         if not self._lru and len(self._graphs) >= self._limit:
             self._graphs.clear()
-            self._tensors = 0
+            self._tensors = self._scratch = 0
         self._count_out(self._graphs.pop(uid, None))
         if self._lru and len(self._graphs) >= self._limit:
             self._count_out(self._graphs.popitem(last=False)[1])
@@ -70,6 +83,7 @@ class GraphStore:
     def _count_out(self, graph: Graph | None) -> None:
         if graph is not None:
             self._tensors -= graph.n_tensors
+            self._scratch -= graph.scratch
 
     def get(self, uid: int) -> Graph:
         """Raises RemoteError (UNKNOWN_GRAPH)."""
