@@ -9,8 +9,10 @@ from typing import ClassVar
 
 import pytest
 
+from caravan.wire.extension import public_id
 from caravan.worker import control, pool
 from caravan.worker.pool import Pool
+from wired import wait_until
 
 READY = control.Ready(engine="0.0.0", protocol=8)
 
@@ -122,3 +124,26 @@ def test_none_is_started_any_more_once_the_pool_is_closed(few, made, clock):
     assert few.session("") == (None, "the worker is shutting down")
     few.start_spare()
     assert len(made) == 1
+
+
+def test_one_that_talks_nonsense_is_killed_and_its_head_told_by_whom(monkeypatch, capfd):
+    """Not: by a system that is short of memory."""
+
+    def receive(talk: socket.socket) -> None:
+        raise ValueError
+
+    with selectors.DefaultSelector() as selector:
+        strict = Pool(("--threads", "1"), 16, selector, lambda connection, why: None)
+        strict.start_spare()
+        process = strict.spare
+        process.key = "k" * 32
+        monkeypatch.setattr(control, "receive", receive)
+        for key, _ in selector.select(60.0):
+            key.data()
+        wait_until(lambda: strict.tend() or strict.obituaries.find(public_id(process.key)))
+        told = strict.obituaries.find(public_id(process.key))
+    assert told.startswith("the session process was killed by the worker, since it talked nonsense")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(
+        f"caravan worker: session process {process.pid} was killed by the worker"
+    )

@@ -28,6 +28,11 @@ _MAX_BACKOFF = 30.0
 # Of one session: devices of its head, and ways from other workers. The others want some too.
 _MOST_CONNECTIONS = 128
 _LONG = 60.0
+# A process of other code than the supervisor's, as after an update.
+_NONSENSE = (
+    "was killed by the worker, since it talked nonsense; if Caravan has been installed anew, start"
+    " the worker again"
+)
 
 
 class Pool:
@@ -248,8 +253,7 @@ class Pool:
         except BlockingIOError:
             return
         except (ValueError, KeyError, TypeError):
-            log(f"session process {process.pid} talks nonsense")
-            process.kill()
+            process.kill(_NONSENSE)
             message = None
         if isinstance(message, control.Ready):
             process.ready = message

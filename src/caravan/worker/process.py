@@ -47,6 +47,7 @@ class SessionProcess:
         self.connections: set[int] = set()
         self.gone = False
         self.farewell = ""
+        self._why = ""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # A terminal's Ctrl-C goes to the supervisor alone, which ends its children itself.
@@ -93,7 +94,9 @@ class SessionProcess:
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
+        """End it, whatever it does; `why`: how its death is told then."""
+        self._why = why
         with contextlib.suppress(OSError):
             self._process.kill()
 
@@ -106,6 +109,8 @@ class SessionProcess:
         code = self._process.returncode
         if code is None or code >= 0:
             return "" if not code else f"ended with {code}"
+        if code == -signal.SIGKILL and self._why:
+            return self._why
         if code == -signal.SIGKILL:
             # who is short of memory sends it, and leaves no other word
             return "was killed by signal SIGKILL (out of memory?)"
