@@ -309,6 +309,9 @@ def test_what_cannot_be_meant(values):
 def test_the_words_for_a_policy():
     mine = Resume(wait=1)
     assert [policy(word) for word in (True, False, None, mine)] == [Resume(), None, None, mine]
+    for word in (5, "yes", -1.0):
+        with pytest.raises(UsageError, match="neither True nor False"):
+            policy(word)
 
 
 @pytest.mark.parametrize(

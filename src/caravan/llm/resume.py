@@ -100,10 +100,13 @@ class Resume:
 
 
 def policy(resume: bool | Resume | None) -> Resume | None:
-    """The words that a caller may use for it: True is the default, False none."""
-    if resume is True:
-        return Resume()
-    return resume or None
+    """The words that a caller may use for it: True is the default, False none. Raises UsageError
+    for another one."""
+    if isinstance(resume, Resume):
+        return resume
+    if resume not in (True, False, None):
+        raise UsageError(f"resume {resume!r} is neither True nor False, nor a Resume")
+    return Resume() if resume else None
 
 
 def is_refusal(lost: WorkerLost) -> bool:
