@@ -68,6 +68,8 @@ def test_every_rule_is_in_the_corpus() -> None:
     known = {good.op for good in GOODS.values()}
     views = {OP_NAMES[number] for number in np.flatnonzero(VIEW_OPS)}
     assert {OP_NAMES[number] for number in RULES} == known | views
+    # and what breaks it
+    assert {good.op for good, _ in BAD.values()} == known
     assert len(BAD) >= 60
 
 
