@@ -336,7 +336,7 @@ def test_a_loss_is_told_in_a_line(names, gone, n_tokens, expected):
 def test_what_was_lost_with_it_is_named():
     resumed = Resumed.of(loss("RPC1,RPC2"), ("RPC0", "RPC1", "RPC2"), {}, (), 0, 0)
     assert resumed.also == ("RPC0",)
-    assert "(reset), and RPC0: back" in str(resumed)
+    assert "(reset), and with it RPC0: back" in str(resumed)
 
 
 def test_what_the_worker_says_of_its_end_is_told():

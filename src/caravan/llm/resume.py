@@ -23,7 +23,8 @@ class Resumed:
 
     Attributes:
         lost: the loss.
-        also: names of devices of other workers that were lost at the same time.
+        also: names of devices of other workers that were lost at the same time, or with it: what
+            was to be copied to them never came.
         gone: names of devices that did not come back, with the reason; the model is on the others.
         devices: names of the devices that it is on now.
         seconds: from the loss until everything was as before.
@@ -57,7 +58,7 @@ class Resumed:
         lost = self.lost
         text = f"{lost.device} at {lost.endpoint} was lost during {lost.command} ({lost.cause})"
         if self.also:
-            text += f", and {', '.join(self.also)}"
+            text += f", and with it {', '.join(self.also)}"
         if self.gone:
             reasons = "; ".join(dict.fromkeys(self.gone.values()))
             text += f": {', '.join(self.gone)} did not come back ({reasons}), on"
