@@ -42,6 +42,26 @@ def pair() -> Iterator[list[caravan.Worker]]:
 
 
 @pytest.fixture(scope="module")
+def lasting() -> Iterator[list[caravan.Worker]]:
+    with caravan.LocalWorkers(2) as workers:
+        yield workers.workers
+
+
+@pytest.fixture
+def kept(lasting) -> list[caravan.Worker]:
+    """Two workers that serve nobody, for tests that end none of them but their sessions only."""
+    for worker in lasting:
+        wait_for(lambda worker=worker: len(children(worker.pid)) == 1)
+    return lasting
+
+
+@pytest.fixture
+def victims(request, kept, kind) -> list[caravan.Worker]:
+    """Two workers whose sessions, or they themselves, are killed."""
+    return kept if kind == "session" else request.getfixturevalue("pair")
+
+
+@pytest.fixture(scope="module")
 def texts(smollm2: Path, tokens: list[int]) -> dict[SamplingParams, list[str]]:
     """The pieces of text of undisturbed runs."""
     found = {}
@@ -87,21 +107,21 @@ class Killer:
     ],
     ids=lambda value: "" if isinstance(value, SamplingParams) else str(value),
 )
-def test_lost_while_decoding(pair, which, kind, sampling, smollm2, tokens, texts):
+def test_lost_while_decoding(victims, which, kind, sampling, smollm2, tokens, texts):
     victim = VICTIMS[kind]
     stats = caravan.GenerationStats()
     with (
-        caravan.connect(endpoints(pair)) as cluster,
+        caravan.connect(endpoints(victims)) as cluster,
         Model(smollm2, devices=cluster.devices) as model,
         Context(model, PARAMS) as context,
     ):
         running = pieces(context, tokens, sampling, resume=True, stats=stats)
         seen = [next(running) for _ in range(8)]
-        kill(victim(pair[which]))
+        kill(victim(victims[which]))
         seen += running
         assert seen == texts[sampling]
         (resumed,) = stats.resumes
-        assert_tells(resumed, pair[which].endpoint, f"RPC{which}")
+        assert_tells(resumed, victims[which].endpoint, f"RPC{which}")
         assert resumed.n_tokens in range(N_PROMPT + 7, N_PROMPT + N_GEN)
         assert (resumed.gone, resumed.devices) == ({}, ("RPC0", "RPC1"))
         assert "back after" in str(resumed)
@@ -118,14 +138,14 @@ def assert_tells(resumed: Resumed, endpoint: str, device: str) -> None:
 
 
 @pytest.mark.parametrize(("which", "kind"), [(0, "session"), (1, "worker")])
-def test_lost_in_the_prompt(pair, which, kind, smollm2, tokens, texts):
+def test_lost_in_the_prompt(victims, which, kind, smollm2, tokens, texts):
     victim = VICTIMS[kind]
     with (
-        caravan.connect(endpoints(pair)) as cluster,
+        caravan.connect(endpoints(victims)) as cluster,
         Model(smollm2, devices=cluster.devices) as model,
         Context(model, PARAMS) as context,
     ):
-        strike, read = Killer(lambda: victim(pair[which])), context._read
+        strike, read = Killer(lambda: victim(victims[which])), context._read
 
         def reading(*arguments) -> None:
             read(*arguments)
@@ -140,7 +160,7 @@ def test_lost_in_the_prompt(pair, which, kind, smollm2, tokens, texts):
 
 
 @pytest.mark.parametrize(("at", "which", "kind"), [(1, 0, "worker"), (40, 1, "session")])
-def test_lost_while_loading(pair, at, which, kind, smollm2, tokens, texts):
+def test_lost_while_loading(victims, at, which, kind, smollm2, tokens, texts):
     victim = VICTIMS[kind]
     told: list[Resumed] = []
     calls: list[float] = []
@@ -148,11 +168,11 @@ def test_lost_while_loading(pair, at, which, kind, smollm2, tokens, texts):
     def progress(fraction: float) -> bool:
         calls.append(fraction)
         if len(calls) == at:
-            kill(victim(pair[which]))
+            kill(victim(victims[which]))
         return True
 
     with (
-        caravan.connect(endpoints(pair)) as cluster,
+        caravan.connect(endpoints(victims)) as cluster,
         Model(
             smollm2,
             devices=cluster.devices,
@@ -163,17 +183,17 @@ def test_lost_while_loading(pair, at, which, kind, smollm2, tokens, texts):
     ):
         assert [*pieces(context, tokens)] == texts[GREEDY]
     (resumed,) = told
-    assert_tells(resumed, pair[which].endpoint, f"RPC{which}")
+    assert_tells(resumed, victims[which].endpoint, f"RPC{which}")
     assert resumed.n_tokens == 0
     assert "replayed" not in str(resumed)
 
 
-def test_lost_before_a_context_is_made(pair, smollm2, tokens, texts):
+def test_lost_before_a_context_is_made(kept, smollm2, tokens, texts):
     with (
-        caravan.connect(endpoints(pair)) as cluster,
+        caravan.connect(endpoints(kept)) as cluster,
         Model(smollm2, devices=cluster.devices, resume=True) as model,
     ):
-        kill(session_of(pair[0]))
+        kill(session_of(kept[0]))
         wait_for(lambda: cluster.devices[0].connection.lost)
         with Context(model, PARAMS) as context:
             assert [*pieces(context, tokens)] == texts[GREEDY]
@@ -198,7 +218,7 @@ def test_both_are_lost(pair, smollm2, tokens, texts):
         assert {resumed.lost.device, *resumed.also} == {"RPC0", "RPC1"}
 
 
-def test_lost_again_and_again(pair, smollm2, tokens, texts):
+def test_lost_again_and_again(kept, smollm2, tokens, texts):
     """Also while it is being brought back."""
     stats = caravan.GenerationStats()
     loads: list[float] = []
@@ -207,34 +227,34 @@ def test_lost_again_and_again(pair, smollm2, tokens, texts):
     def progress(fraction: float) -> bool:
         # of the second load
         if loads and fraction < loads[-1] and not strikes:
-            strikes.append(session_of(pair[1]))
+            strikes.append(session_of(kept[1]))
             kill(strikes[0])
         loads.append(fraction)
         return True
 
     with (
-        caravan.connect(endpoints(pair)) as cluster,
+        caravan.connect(endpoints(kept)) as cluster,
         Model(smollm2, devices=cluster.devices, progress=progress) as model,
         Context(model, PARAMS) as context,
     ):
         running = pieces(context, tokens, resume=True, stats=stats)
         seen = [next(running) for _ in range(4)]
-        kill(session_of(pair[0]))
+        kill(session_of(kept[0]))
         seen += [next(running) for _ in range(4)]
         assert strikes
-        kill(session_of(pair[1]))
+        kill(session_of(kept[1]))
         seen += running
         assert seen == texts[GREEDY]
         assert len(stats.resumes) == 2
 
 
-def test_lost_while_it_is_replayed(pair, smollm2, tokens, texts, monkeypatch):
+def test_lost_while_it_is_replayed(kept, smollm2, tokens, texts, monkeypatch):
     with (
-        caravan.connect(endpoints(pair)) as cluster,
+        caravan.connect(endpoints(kept)) as cluster,
         Model(smollm2, devices=cluster.devices) as model,
         Context(model, PARAMS) as context,
     ):
-        strike, replay = Killer(lambda: session_of(pair[1])), context._replay
+        strike, replay = Killer(lambda: session_of(kept[1])), context._replay
 
         def replaying(raw) -> None:
             strike()
@@ -243,7 +263,7 @@ def test_lost_while_it_is_replayed(pair, smollm2, tokens, texts, monkeypatch):
         context._replay = replaying
         running = pieces(context, tokens, resume=True)
         seen = [next(running) for _ in range(4)]
-        kill(session_of(pair[0]))
+        kill(session_of(kept[0]))
         seen += running
         assert strike.done
         assert seen == texts[GREEDY]
@@ -346,26 +366,26 @@ def test_a_local_device_is_lost(smollm2, tokens, texts, scratch):
         assert stats.resumes[0].lost.device == "local:CPU:1#2"
 
 
-def test_with_the_base_protocol(pair, smollm2, tokens, texts):
+def test_with_the_base_protocol(kept, smollm2, tokens, texts):
     with (
-        caravan.connect(endpoints(pair), extension=False) as cluster,
+        caravan.connect(endpoints(kept), extension=False) as cluster,
         Model(smollm2, devices=cluster.devices) as model,
         Context(model, PARAMS) as context,
     ):
         running = pieces(context, tokens, resume=True)
         seen = [next(running) for _ in range(8)]
-        kill(session_of(pair[0]))
+        kill(session_of(kept[0]))
         seen += running
         assert seen == texts[GREEDY]
 
 
-def test_stop_texts_across_the_loss(pair, smollm2, tokens, texts):
+def test_stop_texts_across_the_loss(kept, smollm2, tokens, texts):
     """What may become a stop text is held back, over the loss as well."""
     whole = "".join(texts[GREEDY])
     stop = whole[len("".join(texts[GREEDY][:6])) : len("".join(texts[GREEDY][:10]))]
     stats = caravan.GenerationStats()
     with (
-        caravan.connect(endpoints(pair)) as cluster,
+        caravan.connect(endpoints(kept)) as cluster,
         Model(smollm2, devices=cluster.devices) as model,
         Context(model, PARAMS) as context,
     ):
@@ -375,7 +395,7 @@ def test_stop_texts_across_the_loss(pair, smollm2, tokens, texts):
         def counted(token: int) -> bool:
             steps.append(token)
             if len(steps) == 8:
-                kill(session_of(pair[0]))
+                kill(session_of(kept[0]))
             return is_eog(token)
 
         model.is_eog = counted
@@ -387,7 +407,7 @@ def test_stop_texts_across_the_loss(pair, smollm2, tokens, texts):
 # without generate
 
 
-def test_a_context_by_hand(pair, smollm2, tokens):
+def test_a_context_by_hand(kept, smollm2, tokens):
     """Rewinds, states that were restored, logits of many tokens: all that changes what it holds."""
 
     def talk(context: Context, strike: Callable[[], None]) -> list[np.ndarray]:
@@ -416,16 +436,16 @@ def test_a_context_by_hand(pair, smollm2, tokens):
         return found
 
     with (
-        caravan.connect(endpoints(pair)) as cluster,
+        caravan.connect(endpoints(kept)) as cluster,
         Model(smollm2, devices=cluster.devices) as model,
     ):
         told: list[Resumed] = []
-        with Context(model, PARAMS) as calm:
-            expected = talk(calm, lambda: None)
+        with Context(model, PARAMS) as undisturbed:
+            expected = talk(undisturbed, lambda: None)
         with Context(model, PARAMS, resume=Resume(on_resume=told.append)) as context:
 
             def strike() -> None:
-                kill(session_of(pair[len(told) % 2]))
+                kill(session_of(kept[len(told) % 2]))
                 wait_for(lambda: any(d.connection.lost for d in cluster.devices))
 
             for got, wanted in zip(talk(context, strike), expected, strict=True):
@@ -433,10 +453,10 @@ def test_a_context_by_hand(pair, smollm2, tokens):
             assert len(told) >= 4
 
 
-def test_what_is_read_again_is_the_same_to_the_bit(pair, smollm2, tokens):
+def test_what_is_read_again_is_the_same_to_the_bit(kept, smollm2, tokens):
     """Not only the text: the KV cache is."""
     with (
-        caravan.connect(endpoints(pair)) as cluster,
+        caravan.connect(endpoints(kept)) as cluster,
         Model(smollm2, devices=cluster.devices) as model,
         Context(model, PARAMS) as context,
     ):
@@ -444,7 +464,7 @@ def test_what_is_read_again_is_the_same_to_the_bit(pair, smollm2, tokens):
         for _ in range(10):
             next(running)
         before = context.save_state()
-        kill(session_of(pair[0]))
+        kill(session_of(kept[0]))
         wait_for(lambda: cluster.devices[0].connection.lost)
         with context.resuming(Resume()):
             context.synchronize()
@@ -452,12 +472,12 @@ def test_what_is_read_again_is_the_same_to_the_bit(pair, smollm2, tokens):
         running.close()
 
 
-def test_contexts_on_several_threads(pair, smollm2, tokens, texts):
+def test_contexts_on_several_threads(kept, smollm2, tokens, texts):
     """Each comes back by itself; one that is not used meanwhile does when it is."""
     told: list[Resumed] = []
     resume = Resume(on_resume=told.append)
     with (
-        caravan.connect(endpoints(pair)) as cluster,
+        caravan.connect(endpoints(kept)) as cluster,
         Model(smollm2, devices=cluster.devices, resume=resume) as model,
         Context(model, PARAMS) as idle,
         Context(model, PARAMS, resume=False) as mortal,
@@ -479,7 +499,7 @@ def test_contexts_on_several_threads(pair, smollm2, tokens, texts):
         for thread in threads:
             thread.start()
         halfway.wait(30)
-        kill(session_of(pair[0]))
+        kill(session_of(kept[0]))
         for thread in threads:
             thread.join(60)
         assert found == {0: texts[GREEDY], 1: texts[GREEDY]}
@@ -488,10 +508,10 @@ def test_contexts_on_several_threads(pair, smollm2, tokens, texts):
             mortal.logits()
 
 
-def test_another_model_of_the_cluster(pair, smollm2, tokens, texts):
+def test_another_model_of_the_cluster(kept, smollm2, tokens, texts):
     """It notices by itself that its weights are lost, though the device has come back."""
     with (
-        caravan.connect(endpoints(pair)) as cluster,
+        caravan.connect(endpoints(kept)) as cluster,
         Model(smollm2, devices=cluster.devices) as model,
         Context(model, PARAMS) as context,
         Model(smollm2, devices=cluster.devices) as other,
@@ -500,7 +520,7 @@ def test_another_model_of_the_cluster(pair, smollm2, tokens, texts):
         aside.decode(tokens[:40])
         running = pieces(context, tokens, resume=True)
         seen = [next(running) for _ in range(8)]
-        kill(session_of(pair[0]))
+        kill(session_of(kept[0]))
         seen += running
         assert seen == texts[GREEDY]
         cluster.check()
@@ -512,10 +532,10 @@ def test_another_model_of_the_cluster(pair, smollm2, tokens, texts):
             assert [*pieces(aside, tokens)] == texts[GREEDY]
 
 
-def test_a_worker_that_dies_of_every_attempt(pair, smollm2, tokens):
+def test_a_worker_that_dies_of_every_attempt(kept, smollm2, tokens):
     """Something in the work itself may kill it: that must end."""
     with (
-        caravan.connect(endpoints(pair)) as cluster,
+        caravan.connect(endpoints(kept)) as cluster,
         Model(smollm2, devices=cluster.devices) as model,
         Context(model, PARAMS) as context,
     ):
@@ -525,7 +545,7 @@ def test_a_worker_that_dies_of_every_attempt(pair, smollm2, tokens):
 
         def poison(*arguments) -> None:
             calls.append(1)
-            kill(session_of(pair[0]))
+            kill(session_of(kept[0]))
             wait_for(lambda: cluster.devices[0].connection.lost)
             read(*arguments)
 
