@@ -23,10 +23,9 @@ def target(tmp_path_factory) -> Iterator[Target]:
         yield target
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_mutated_messages_hurt_nobody_else(target, seed):
+def test_mutated_messages_hurt_nobody_else(target):
     """The worker lives, a head that behaves gets its results, and nothing is left behind."""
-    fuzzer = Fuzzer(target, seed, base=0.0, length=1000)
+    fuzzer = Fuzzer(target, 1, base=0.0, length=1000)
     fuzzer.piece(1500)
     assert fuzzer.tally.mutated > 700
     assert fuzzer.tally.statuses["OK"] > 50
