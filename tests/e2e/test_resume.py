@@ -16,8 +16,9 @@ from caravan.llm.resume import Resume, Resumed
 from e2e.processes import children, descriptors, kill, wait_for
 
 PARAMS = ContextParams(n_ctx=512, n_batch=64, n_ubatch=32)
-N_PROMPT = 150
-N_GEN = 20
+# two calls of the engine
+N_PROMPT = 70
+N_GEN = 14
 GREEDY = SamplingParams(temp=0)
 SEEDED = SamplingParams(temp=1.0, seed=3, repeat_penalty=1.2)
 
@@ -409,6 +410,7 @@ def test_stop_texts_across_the_loss(kept, smollm2, tokens, texts):
 
 def test_a_context_by_hand(kept, smollm2, tokens):
     """Rewinds, states that were restored, logits of many tokens: all that changes what it holds."""
+    tokens = [*tokens, *tokens]
 
     def talk(context: Context, strike: Callable[[], None]) -> list[np.ndarray]:
         found = []
