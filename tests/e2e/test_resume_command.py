@@ -9,7 +9,7 @@ import pytest
 import caravan
 from e2e.processes import children, descriptors, kill, running, wait_for
 
-WORDS = ("run", "-p", "One, two, three,", "-n", "200", "--temp", "0", "-c", "512")
+WORDS = ("run", "-p", "One, two, three,", "-n", "120", "--temp", "0", "-c", "512")
 
 
 def session_of(worker: caravan.Worker) -> int:
