@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from caravan.stream.session import Caller, Identity, enter
+from caravan.stream.caller import Caller, Identity
 from caravan.transport.certificates import TlsClient
 from caravan.transport.endpoint import Endpoint
 from caravan.wire import extension
@@ -157,7 +157,6 @@ def test_strangers_without_a_certificate_keep_no_head_out():
             PATIENCE,
             tls=context,
         )
-        entry = enter(caller)
-        entry.transport.close()
+        caller.enter().transport.close()
         for stranger in strangers:
             stranger.close()
