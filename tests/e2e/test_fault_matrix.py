@@ -28,6 +28,7 @@ from caravan.errors import (
     CaravanError,
     ConnectError,
     ContextError,
+    LinkDamaged,
     ModelError,
     SessionEnded,
     TransportTimeout,
@@ -61,19 +62,19 @@ SILENT = ("worker frozen", "cable pulled")
 
 @dataclass(frozen=True)
 class Fails:
-    """An error of this kind, whose text has `text`, and the cause of a loss."""
+    """An error of this kind, whose text has `text`, and the causes that a loss may have."""
 
     error: type[CaravanError]
     text: str
-    cause: type[BaseException] = BaseException
+    cause: type[BaseException] | tuple[type[BaseException], ...] = BaseException
 
 
 LOST_SILENT = Fails(WorkerLost, f"no sign of life for {TIMEOUT:g} s", TransportTimeout)
 LOST_GONE = Fails(WorkerLost, "clos|reset|pipe")
 LOST_KILLED = Fails(WorkerLost, "the session process was killed by signal SIGKILL", SessionEnded)
 LOST_CUT = Fails(WorkerLost, "since a connection to its head broke", SessionEnded)
-# the worker's end of TLS notices first
-LOST_CHANGED = Fails(WorkerLost, "broke: the link damaged what it carried", SessionEnded)
+# the worker's end of TLS notices first; its alert says so, if it arrives, else its supervisor does
+LOST_CHANGED = Fails(WorkerLost, "the link damaged what it carried", (LinkDamaged, SessionEnded))
 NO_ROOM = r"RPC0 at .*no room for a buffer of .*--max-memory"
 NO_CONNECTION = Fails(ConnectError, "closed the connection")
 NO_HANDSHAKE = Fails(ConnectError, "")
