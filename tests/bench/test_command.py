@@ -59,6 +59,7 @@ def test_all_options_of_llama_bench_are_there() -> None:
     assert flags >= LLAMA_BENCH_FLAGS
     ours = {"--local-workers", "--no-direct-copies", "--timeout", "--trace", "--utilization"}
     ours |= {"--wire-dtype", "--fit", "--quiet"}
+    ours |= {"--token-file", "--tls-ca", "--tls-cert", "--tls-key"}
     assert flags - LLAMA_BENCH_FLAGS == ours
 
 
