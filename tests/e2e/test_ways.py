@@ -87,7 +87,7 @@ def test_while_the_ways_are_still_opening(workers, smollm2, alone):
                 answer.resolve(ask(asked[0]).wait(BOUND))
 
         one.link.open_peer = open_peer
-        route = one._routes[two] = Route(one.link, two.link)
+        route = one._routes[one.link, two.link] = Route(one.link, two.link)
         route.copy = copy
         compare(smollm2, cluster.devices, alone, ModelParams(), [CASE])
         assert seen[:4] == [Path.UNKNOWN, Path.OPENING, Path.OPENING, DIRECT]

@@ -122,7 +122,7 @@ def test_killed_under_a_command(smollm2):
     options = ("-m", str(smollm2), "-p", "One, two,", "-n", "400", "--temp", "0")
     with (
         CppServer() as server,
-        running("run", *options, "--rpc", server.endpoint) as run,
+        running("run", *options, "--no-resume", "--rpc", server.endpoint) as run,
     ):
         wait_for(lambda: run.text)
         server.kill()

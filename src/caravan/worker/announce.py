@@ -12,28 +12,36 @@ from caravan.transport.endpoint import Endpoint
 from caravan.wire.extension import EXTENSION_VERSION
 from caravan.wire.versions import Version
 from caravan.worker import control
-from caravan.worker.log import say
 from caravan.worker.settings import Settings
 
 
 def announce(settings: Settings, ready: control.Ready, version: Version, port: int) -> None:
-    """What the worker offers, and that it is ready."""
+    """What the worker offers, and that it is ready; raises OSError where there is no room for that.
+
+    Whoever has started it may wait for these words, and is not to wait for ever.
+    """
     host = settings.host
     where = host if host.startswith("unix:") else str(Endpoint(host, port))
-    say(f"Starting RPC server v{version}")
-    say(f"  endpoint       : {where}")
-    say(f"  local cache    : {_cache(settings)}")
+    _say_first(f"Starting RPC server v{version}")
+    _say_first(f"  endpoint       : {where}")
+    _say_first(f"  local cache    : {_cache(settings)}")
     for directory in settings.model_dirs:
-        say(f"  models         : {directory}")
-    say("Devices:")
+        _say_first(f"  models         : {directory}")
+    _say_first("Devices:")
     for d in ready.devices:
         total, free = d.memory_total >> 20, d.memory_free >> 20
-        say(f"  {d.name}: {d.description} ({total} MiB, {free} MiB free)")
-    say(f"  transport      : {_transport(settings)}")
+        _say_first(f"  {d.name}: {d.description} ({total} MiB, {free} MiB free)")
+    _say_first(f"  transport      : {_transport(settings)}")
     extension = f"extension {EXTENSION_VERSION}" if settings.extension else "no extension"
     count = len(ready.devices)
     devices = f"{count} device{'s' if count != 1 else ''}"
-    say(f"worker ready on {where} (protocol {version}, {extension}, {devices})")
+    _say_first(f"worker ready on {where} (protocol {version}, {extension}, {devices})")
+
+
+def _say_first(text: str) -> None:
+    # a reader that has gone waits for nothing
+    with contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)
 
 
 def _transport(settings: Settings) -> str:
