@@ -15,7 +15,6 @@ from caravan.errors import TransportTimeout, WorkerLost
 from caravan.llm import Context, ContextParams, Model
 from e2e.processes import children, closed_port, descriptors, kill, wait_for
 from e2e.test_faults import (
-    Cut,
     assert_tells,
     check,
     endpoints,
@@ -24,6 +23,7 @@ from e2e.test_faults import (
     session_of,
     supervisor_of,
 )
+from relaying import Relay
 from wired import Side
 
 PARAMS = ContextParams(n_ctx=1024, n_ubatch=16, n_batch=1024)
@@ -187,7 +187,7 @@ def test_one_that_freezes_while_it_owes_nothing(three, smollm2, tokens):
 def test_a_way_that_breaks_between_workers_that_live(smollm2, tokens, expected):
     port = int(closed_port().rpartition(":")[2])
     with (
-        contextlib.closing(Cut(f"127.0.0.1:{port}")) as cut,
+        Relay(f"127.0.0.1:{port}") as cut,
         caravan.Worker("CPU:1") as first,
         caravan.Worker("CPU:1", port=port, options=("--peer-address", cut.endpoint)) as second,
     ):

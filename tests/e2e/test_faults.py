@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -40,6 +39,7 @@ from e2e.processes import (
     peer,
     wait_for,
 )
+from relaying import Relay
 from wired import Side
 
 PARAMS = ContextParams(n_ctx=512, n_ubatch=32)
@@ -409,53 +409,9 @@ def test_ctrl_c_inside_of_a_callback(what, pair, smollm2, tokens, expected):
 # a connection breaks
 
 
-class Cut:
-    """A relay in front of a worker that can be cut."""
-
-    def __init__(self, endpoint: str) -> None:
-        host, _, port = endpoint.rpartition(":")
-        self._target = (host, int(port))
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"127.0.0.1:{self._server.getsockname()[1]}"
-        self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                one, _ = self._server.accept()
-                two = socket.create_connection(self._target)
-                self._sockets += [one, two]
-                for a, b in ((one, two), (two, one)):
-                    self._threads.append(threading.Thread(target=self._pass, args=(a, b)))
-                    self._threads[-1].start()
-
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
-        for sock in (source, target):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def cut(self) -> None:
-        for sock in self._sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self.cut()
-        for thread in self._threads:
-            thread.join()
-        for sock in (self._server, *self._sockets):
-            sock.close()
-
-
 def test_a_cut_connection(pair, smollm2, tokens, expected):
     with (
-        contextlib.closing(Cut(pair[0].endpoint)) as cut,
+        Relay(pair[0].endpoint) as cut,
         caravan.connect([cut.endpoint, pair[1].endpoint]) as cluster,
         Model(smollm2, devices=cluster.devices) as model,
         Context(model, PARAMS) as context,
