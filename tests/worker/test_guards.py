@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from caravan import engine
+from caravan.engine.layouts import FLAG_COMPUTE
 from caravan.errors import RemoteError
 from caravan.worker.graph import Graph
 from caravan.worker.local import Worker
@@ -85,6 +86,28 @@ def test_one_guard_serves_all_nodes_with_the_same_ids() -> None:
     assert len(tensors) == len(rows) + 3
     assert nodes.tolist() == [tensors[k : k + 1].ctypes.data for k in (len(rows), 0, 1)]
     assert graph.n_nodes == 2
+
+
+@pytest.mark.parametrize("flags", [(0, FLAG_COMPUTE), (FLAG_COMPUTE, 0), (0, 0)])
+def test_a_guard_is_computed_if_one_of_its_nodes_is(flags, device) -> None:
+    good = GOODS["MUL_MAT_ID"]
+    places = good.places()
+    buffer = device.allocate(places[-1])
+    for tensor, at in zip(good.tensors, places, strict=False):
+        buffer.write(at, data_of(tensor))
+    table = good.table(BASE)
+    rows = np.stack([table.rows[0], *table.rows])
+    rows["src"][:2, :3] = 2, 3, 4
+    rows["flags"][:2] = flags
+    memory = memory_of(buffer.size, buffer.base, buffer.pointer)
+    graph = Graph(replace(table, rows=rows, n_nodes=2), memory, device)
+    checked = graph._keep[-3]
+    checked[:] = 0
+    assert device.compute(graph) == 0
+    ids = np.frombuffer(data_of(good.tensors[3]), np.int32)
+    assert ids.any()
+    assert (checked[: len(ids)] == (ids if any(flags) else 0)).all()
+    buffer.free()
 
 
 def test_sorting_with_numbers_that_are_none_stays_within_the_row(device) -> None:

@@ -104,7 +104,9 @@ class Scratch:
         """Make the guard's tensors, from `first` on; the row that its users shall have."""
         base, stride = tensors.ctypes.data, tensors.itemsize
         node, source = tensors[first], tensors[guard.row]
-        node["flags"] = tensors[guard.users[0][0]]["flags"]
+        # for each of them: what the engine leaves out may be the first alone
+        users = [user for user, _ in guard.users]
+        node["flags"] = np.bitwise_or.reduce(tensors["flags"][users])
         node["buffer"] = source["buffer"]
         node["name"] = b"guard"
         node["src"][0] = base + guard.row * stride
