@@ -47,6 +47,7 @@ def loss(opened: Session, index: int = 0) -> WorkerLost:
     stream = opened.links[index].stream
     wait_until(lambda: stream.lost is not None)
     stream.lost.settle(PATIENCE)
+    assert stream.lost._asked is None, "who waits for it waits in vain"
     return stream.lost
 
 
@@ -207,3 +208,14 @@ def test_an_error_can_be_sent_to_another_process(serve, watchdog):
     opened.close()
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), str(copy.cause)) == (str(error), "it was killed")
+
+
+def test_a_session_that_takes_leave_asks_nobody(serve, watchdog):
+    """The worker may end it before the other connections have taken leave too."""
+    server = serve(steps(hello(), session(ALONE)), says("unasked"))
+    opened = open_to(server, watchdog)
+    opened._inquest.end()
+    server.peers[0].close()
+    assert type(loss(opened).cause) is ConnectionClosed
+    opened.close()
+    assert len(server.peers) == 1

@@ -35,6 +35,7 @@ class Inquest:
         self._thread: threading.Thread | None = None
         self._losses: list[WorkerLost] = []
         self._answer: str | None = None
+        self._over = False
 
     def __repr__(self) -> str:
         return f"<Inquest at {self._endpoint}: {self._answer}>"
@@ -43,6 +44,10 @@ class Inquest:
         """Explain the loss of this stream, when it comes."""
         stream.inquired = True
         stream.on_loss(self._begin)
+
+    def end(self) -> None:
+        """From now on sessions end because they are to."""
+        self._over = True
 
     def join(self, seconds: float) -> None:
         """Wait for the answer, if it has been asked, `seconds` at most."""
@@ -54,8 +59,9 @@ class Inquest:
         if loss.endpoint != self._endpoint or not isinstance(loss.cause, ConnectionClosed):
             # it comes from another worker's loss, or has said itself what happened
             return
-        if isinstance(loss.cause, LinkDamaged):
+        if self._over or isinstance(loss.cause, LinkDamaged):
             # the worker knows no more than that the connection ended
+            loss.explain(None)
             return
         # a stream may have been lost before it was watched
         loss.ask()

@@ -77,6 +77,8 @@ class Session:
         """
         if deadline is None:
             deadline = time.monotonic() + CLOSE_SECONDS
+        if self._inquest is not None:
+            self._inquest.end()
         for link in self.links:
             link.bye()
         for stream in dict.fromkeys(link.stream for link in self.links):
