@@ -26,6 +26,7 @@ FLOORS = (
     "worker",
     "backend",
     "llm",
+    "batching",
     "plan",
     "bench",
     "serve",

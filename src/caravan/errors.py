@@ -19,6 +19,18 @@ class UsageError(CaravanError):
     """A value given by the caller cannot be meant (a bad endpoint, split, device name)."""
 
 
+class QueueFull(CaravanError):
+    """More requests wait than may.
+
+    Attributes:
+        retry_after: seconds after which it may be worth another try.
+    """
+
+    def __init__(self, text: str, retry_after: float) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
 # engine
 
 

@@ -6,27 +6,22 @@ at a time; several contexts may run on several threads.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caravan import interrupt
-from caravan.errors import ContextError, DecodeError, UsageError, WorkerLost
+from caravan.errors import DecodeError, UsageError
 from caravan.llm.history import History, Outputs
+from caravan.llm.lasting import Lasting
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams
 from caravan.llm.raw import RawContext
-from caravan.llm.recovery import Back, lacks_memory
-from caravan.llm.resume import Losses, Resume, Resumed, delays, is_refusal, policy
-
-_T = TypeVar("_T")
+from caravan.llm.resume import Resume
 
 
-class Context:
+class Context(Lasting):
     """A conversation. Use it as a context manager, or `close` it; closing its model does so too.
 
     Attributes:
@@ -54,26 +49,10 @@ class Context:
         Raises DoesNotFit and other ContextErrors (most often a device has no room for it), and
         WorkerLost.
         """
-        self.model = model
-        self.params = params or ContextParams()
-        self.resume = model.resume if resume is None else policy(resume)
         self.n_past = 0
         self._history = History()
-        self._losses = Losses()
-        # calls so far; how many of them are known to have been computed, now and at the last loss
-        self._made = self._computed = 0
-        self._computed_then = -1
-        self._raw: RawContext | None = None
-        self._closed = False
-        model.require_open()
-        if model.params.vocab_only:
-            raise ContextError(f"{model.path}: only the vocabulary was loaded")
-        try:
-            self._raw = RawContext(model, self.params)
-        except WorkerLost as lost:
-            self._go_on(lost)
+        super().__init__(model, params or ContextParams(), resume)
         self.n_ctx = self._require_raw().n_ctx
-        self.n_batch = self._require_raw().n_batch
 
     def __repr__(self) -> str:
         state = f"{self.n_past} of {self.n_ctx} tokens" if self.handle else "closed"
@@ -84,26 +63,6 @@ class Context:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    @property
-    def handle(self) -> int:
-        return self._raw.handle if self._raw is not None else 0
-
-    def close(self) -> None:
-        """Free it. Does nothing the second time."""
-        self._closed = True
-        raw, self._raw = self._raw, None
-        if raw is not None:
-            raw.close()
-
-    def require_open(self) -> int:
-        """The handle; raises ContextError once the context is closed."""
-        return self._require_raw().require_open()
-
-    def _require_raw(self) -> RawContext:
-        if self._raw is None:
-            raise ContextError("the context is closed")
-        return self._raw
 
     @property
     def room(self) -> int:
@@ -243,77 +202,8 @@ class Context:
         self._history.restored(state, self.n_past)
         return True
 
-    # losses
-
-    @contextmanager
-    def resuming(self, resume: Resume | None) -> Iterator[None]:
-        """Inside, this is done when a device is lost."""
-        before, self.resume = self.resume, resume
-        try:
-            yield
-        finally:
-            self.resume = before
-
-    def _surviving(self, call: Callable[[], _T]) -> _T:
-        """What a call gives, also if devices are lost meanwhile and that is to be got over."""
-        while True:
-            try:
-                return call()
-            except WorkerLost as lost:
-                self._go_on(lost)
-
-    def _go_on(self, lost: WorkerLost) -> None:
-        """Be as before the loss; raises it where nobody wants that, or it cannot be."""
-        resume = self.resume
-        if resume is None or lost.outcome or self._closed or is_refusal(lost):
-            raise lost
-        began = time.monotonic()
-        if self._computed > self._computed_then:
-            self._losses = Losses()
-        self._computed_then = self._computed
-        back = Back((), {})
-        newest = lost
-        while True:
-            self._losses.add(newest, resume)
-            try:
-                back = back.and_then(self.model.bring_back(newest, resume, self._losses))
-                self._read_again(newest, resume)
-                break
-            except WorkerLost as again:
-                if again.outcome:
-                    raise
-                newest = again
-        resume.tell(self._resumed(lost, back, time.monotonic() - began))
-
-    def _resumed(self, lost: WorkerLost, back: Back, seconds: float) -> Resumed:
-        names = tuple(device.name for device in self.model.devices)
-        return Resumed.of(lost, back.lost, back.gone, names, seconds, self._history.n_tokens)
-
-    def _read_again(self, lost: WorkerLost, resume: Resume) -> None:
-        """All that was read so far, in another llama_context."""
-        if self._raw is not None:
-            self._raw.close(lost)
-        self._raw = raw = self._make_again(lost, resume)
-        try:
-            self._replay(raw)
-            raw.synchronize()
-        except BaseException:
-            # half of a conversation is none
-            raw.close(lost)
-            raise
-        self._computed = self._made
-
-    def _make_again(self, lost: WorkerLost, resume: Resume) -> RawContext:
-        """What a dying session still holds may be missing for a moment."""
-        deadline = time.monotonic() + resume.wait
-        for delay in delays():
-            try:
-                return RawContext(self.model, self.params)
-            except ContextError as exc:
-                if time.monotonic() + delay > deadline or not lacks_memory(exc):
-                    raise lost.but(f"a new context failed: {exc}") from exc
-            time.sleep(delay)
-        raise AssertionError
+    def _n_replayed(self) -> int:
+        return self._history.n_tokens
 
     def _replay(self, raw: RawContext) -> None:
         history = self._history

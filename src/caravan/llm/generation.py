@@ -5,7 +5,6 @@ Owns the order of decoding and sampling, the way from bytes to text, and the rea
 
 from __future__ import annotations
 
-import codecs
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from caravan.errors import DecodeError, UsageError
 from caravan.llm.context import Context
 from caravan.llm.resume import Resume, Resumed, policy
 from caravan.llm.sampling import Sampler, SamplingParams
+from caravan.llm.text import TextStream
 
 
 @dataclass(slots=True)
@@ -96,7 +96,9 @@ def generate(
     sampler = Sampler(sampling or SamplingParams(), model.n_vocab)
     wanted = context.resume if resume is None else policy(resume)
     stats = stats or GenerationStats()
-    return _texts(context, sampler, tokens, max_tokens, _Text(stop), stats, noted(wanted, stats))
+    return _texts(
+        context, sampler, tokens, max_tokens, TextStream(stop), stats, noted(wanted, stats)
+    )
 
 
 def noted(resume: Resume | None, stats: GenerationStats) -> Resume | None:
@@ -116,7 +118,7 @@ def _texts(
     sampler: Sampler,
     prompt: list[int],
     max_tokens: int,
-    text: _Text,
+    text: TextStream,
     stats: GenerationStats,
     resume: Resume | None,
 ) -> Iterator[str]:
@@ -163,32 +165,3 @@ def _tokens(
         stats.decode_seconds += time.perf_counter() - started - (stats.lost_seconds - lost)
         stats.n_steps += 1
     stats.stopped = "length"
-
-
-class _Text:
-    """Bytes to text: whole characters only, and nothing that may yet become a stop text."""
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stop = [text for text in stop if text]
-        self._held = ""
-        self.stopped = False
-
-    def feed(self, data: bytes) -> str:
-        self._held += self._decoder.decode(data)
-        at = min((i for i in map(self._held.find, self._stop) if i >= 0), default=-1)
-        if at >= 0:
-            self.stopped = True
-            return self._held[:at]
-        keep = max((self._overlap(text) for text in self._stop), default=0)
-        ready = self._held[: len(self._held) - keep]
-        self._held = self._held[len(ready) :]
-        return ready
-
-    def _overlap(self, stop: str) -> int:
-        """How many characters at the end may be the beginning of `stop`."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
-
-    def finish(self) -> str:
-        return self._held + self._decoder.decode(b"", True)

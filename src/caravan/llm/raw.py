@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,19 @@ if TYPE_CHECKING:
 _SEQUENCE = 0
 
 
+class Rows(NamedTuple):
+    """Tokens of several sequences for one call of the engine, one element each.
+
+    Attributes:
+        outputs: 1 for those whose logits are computed.
+    """
+
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    sequences: NDArray[np.int32]
+    outputs: NDArray[np.int8]
+
+
 class RawContext:
     """See the module. Every method but `close` raises WorkerLost once a device is lost.
 
@@ -42,6 +55,7 @@ class RawContext:
         handle: address of the llama_context; 0 once closed.
         n_ctx: tokens it can hold.
         n_batch: most tokens the engine takes in one call.
+        n_ubatch: most tokens it computes at once.
         step: how many of them are given to it, if nothing speaks for more.
         keeps: whether it keeps what it has read; some models do not.
     """
@@ -78,6 +92,11 @@ class RawContext:
             pos=self._positions.ctypes.data,
             logits=self._outputs.ctypes.data,
         )
+        # each token belongs to one sequence, whose number stands where the pointer shows
+        self._counts = np.ones(self.n_batch, np.int32)
+        self._sequences = np.zeros(self.n_batch, np.int32)
+        steps = np.arange(self.n_batch, dtype=np.uint64) * np.uint64(self._sequences.itemsize)
+        self._places = steps + np.uint64(self._sequences.ctypes.data)
 
     def _make(self, params: ContextParams) -> int:
         orphans.free_all()
@@ -107,11 +126,12 @@ class RawContext:
     def _read_facts(self) -> None:
         llama, handle = self._llama, self.handle
         self.n_ctx: int = llama.n_ctx_seq(handle)
+        self.n_ubatch: int = llama.n_ubatch(handle)
         self._memory: int | None = llama.get_memory(handle)
         self.keeps = self._memory is not None
         # without causal attention the engine computes all of a call at once, or ends the process
         whole = not (self.keeps and llama.get_causal_attn(handle))
-        n_ubatch: int = llama.n_ubatch(handle)
+        n_ubatch = self.n_ubatch
         self.n_batch: int = n_ubatch if whole else llama.n_batch(handle)
         # The CPU computes inside the call and has no pipeline to fill, so it can be stopped sooner.
         self.step = self.n_batch if self._model.devices else min(n_ubatch, self.n_batch)
@@ -154,16 +174,34 @@ class RawContext:
         """
         count = len(tokens)
         with self._calling:
-            handle = self.require_open()
             self._tokens[:count] = tokens
             self._positions[:count] = np.arange(position, position + count)
             self._outputs[:count] = outputs == "all"
             self._outputs[count - 1] = outputs != "none"
-            self._batch.n_tokens = count
-            with head.call("decode", count):
-                status = self._llama.decode(handle, self._batch)
+            self._batch.n_seq_id = self._batch.seq_id = None
+            status = self._decode(count)
         if status:
             self._failed(status)
+
+    def decode_rows(self, rows: Rows) -> None:
+        """One call of the engine with tokens of several sequences; as `decode`."""
+        count = len(rows.tokens)
+        with self._calling:
+            self._tokens[:count] = rows.tokens
+            self._positions[:count] = rows.positions
+            self._sequences[:count] = rows.sequences
+            self._outputs[:count] = rows.outputs
+            self._batch.n_seq_id = self._counts.ctypes.data
+            self._batch.seq_id = self._places.ctypes.data
+            status = self._decode(count)
+        if status:
+            self._failed(status)
+
+    def _decode(self, count: int) -> int:
+        self._batch.n_tokens = count
+        handle = self.require_open()
+        with head.call("decode", count):
+            return int(self._llama.decode(handle, self._batch))
 
     def _failed(self, status: int) -> NoReturn:
         self.check()
@@ -174,19 +212,19 @@ class RawContext:
         }
         raise DecodeError(f"decoding failed: {words.get(status) or reason(f'status {status}')}")
 
-    def positions(self) -> int:
+    def positions(self, sequence: int = _SEQUENCE) -> int:
         """How many tokens the engine says it holds; 0 for one that keeps none."""
         with self._calling:
             self.require_open()
             if self._memory is None:
                 return 0
-            return int(self._llama.memory_seq_pos_max(self._memory, _SEQUENCE)) + 1
+            return int(self._llama.memory_seq_pos_max(self._memory, sequence)) + 1
 
-    def rewind(self, n_past: int) -> bool:
+    def rewind(self, n_past: int, sequence: int = _SEQUENCE) -> bool:
         """Forget all but the first tokens; False where the model cannot."""
         with self._calling:
             self.require_open()
-            return bool(self._llama.memory_seq_rm(self._memory, _SEQUENCE, n_past, -1))
+            return bool(self._llama.memory_seq_rm(self._memory, sequence, n_past, -1))
 
     def clear(self) -> None:
         """Forget everything."""

@@ -7,10 +7,13 @@ import secrets
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from caravan import engine
 from caravan.errors import UsageError
-from caravan.llm.context import Context
 
 # The engine chooses a seed of its own for this one.
 _NO_SEED = 0xFFFFFFFF
@@ -54,6 +57,14 @@ class SamplingParams:
                 raise UsageError(f"{name} {getattr(self, name)} is not a count")
 
 
+class Logits(Protocol):
+    """What has logits: a Context or a SharedContext."""
+
+    def sample(self, chain: int, i: int) -> int: ...
+
+    def logits(self, i: int) -> NDArray[np.float32]: ...
+
+
 class Sampler:
     """A sampler chain. Use it as a context manager, or `close` it.
 
@@ -95,7 +106,7 @@ class Sampler:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def sample(self, context: Context, index: int = -1) -> int:
+    def sample(self, context: Logits, index: int = -1) -> int:
         """The next token after output `index`; the chain takes note of it.
 
         Waits for the logits; raises DecodeError when there are none, and WorkerLost.

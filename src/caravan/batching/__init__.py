@@ -1,0 +1,21 @@
+"""Continuous batching: many requests on one model at the same time."""
+
+from __future__ import annotations
+
+from caravan.batching.batcher import Batcher, BatcherState, SlotState
+from caravan.batching.job import Job
+from caravan.batching.request import Chunk, Request, Token, Usage
+from caravan.batching.streams import iterate, stream
+
+__all__ = [
+    "Batcher",
+    "BatcherState",
+    "Chunk",
+    "Job",
+    "Request",
+    "SlotState",
+    "Token",
+    "Usage",
+    "iterate",
+    "stream",
+]

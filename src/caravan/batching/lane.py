@@ -1,0 +1,204 @@
+"""`Lane`: a context of several slots and the thread that computes them, step by step.
+
+Requests join and leave between steps. A step is one call of the engine: a token of every slot that
+generates, and what the policy allows of prompts. While one lane waits for the last device, another
+one uses the first: so a batcher has as many lanes as the pipeline has stages.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from caravan.batching.job import Job
+from caravan.batching.policy import Pace, share
+from caravan.errors import CaravanError, DecodeError
+from caravan.llm.shared import Part, SharedContext
+
+# How long a step may be made by prompts while others generate, and the tokens that go in anyway.
+_STEP_SECONDS = 0.2
+_LEAST_PROMPT = 32
+
+
+class Slot:
+    """A conversation's place in a lane.
+
+    Attributes:
+        number: within the lane.
+        job: whose it is; None: free.
+        token: generated, and to be read next; None while the prompt is read.
+        used: when it was given away last, of time.monotonic.
+    """
+
+    def __init__(self, lane: Lane, number: int) -> None:
+        self.lane = lane
+        self.number = number
+        self.job: Job | None = None
+        self.token: int | None = None
+        self.used = 0.0
+
+    @property
+    def held(self) -> list[int]:
+        return self.lane.context.held[self.number]
+
+    def left(self) -> int:
+        """Tokens of the prompt that are to be read yet."""
+        job = self.job
+        return len(job.request.prompt) - len(self.held) if job and self.token is None else 0
+
+
+class Lane:
+    """See the module.
+
+    Args:
+        context: is used by this lane's thread alone, and closed by it.
+        n_ctx: tokens that a slot may hold.
+        on_free: told, on the lane's thread, that a slot has become free.
+
+    Attributes:
+        slots: `job` is set by whoever gives a slot away, and None again when the lane is done.
+        error: why it computes no more.
+        n_steps, n_prompt, n_gen: steps, and tokens of prompts and answers, since it began.
+        busy_seconds: spent in steps.
+    """
+
+    def __init__(
+        self, number: int, context: SharedContext, n_ctx: int, on_free: Callable[[Lane], None]
+    ) -> None:
+        self.context = context
+        self.n_ctx = n_ctx
+        self.slots = [Slot(self, slot) for slot in range(len(context.held))]
+        self.error: CaravanError | None = None
+        self.n_steps = self.n_prompt = self.n_gen = 0
+        self.busy_seconds = 0.0
+        self._on_free = on_free
+        self._pace = Pace(_STEP_SECONDS, _LEAST_PROMPT, context.n_ubatch)
+        self._news = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"caravan-lane-{number}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def n_busy(self) -> int:
+        return sum(slot.job is not None for slot in self.slots)
+
+    def give(self, slot: Slot, job: Job) -> None:
+        """A free slot to a job."""
+        slot.used = time.monotonic()
+        with self._news:
+            slot.job = job
+            self._news.notify()
+
+    def close(self) -> None:
+        """End after the step that is computed; what is not ready is cancelled. Blocks."""
+        with self._news:
+            self._closing = True
+            self._news.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # the lane's thread
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self._guarded_step()
+        finally:
+            self._end_all("cancelled", None)
+            self.context.close()
+
+    def _wait(self) -> bool:
+        """Until there is something to do; False at the end."""
+        with self._news:
+            while not self._closing and not self.n_busy:
+                self._news.wait()
+            return not self._closing
+
+    def _guarded_step(self) -> None:
+        began = time.monotonic()
+        try:
+            self._step()
+        except DecodeError as exc:
+            self._end_all("error", exc)
+        except Exception as exc:
+            self.error = exc if isinstance(exc, CaravanError) else CaravanError(repr(exc))
+            self._end_all("error", self.error)
+        self.busy_seconds += time.monotonic() - began
+
+    def _step(self) -> None:
+        self._begin_and_cancel()
+        parts = self._parts()
+        if not parts:
+            return
+        began = time.monotonic()
+        generating = [part for part in parts if self.slots[part.slot].token is not None]
+        n_prompt = sum(len(part.tokens) for part in parts) - len(generating)
+        indices = self.context.decode(parts)
+        self.n_steps += 1
+        self.n_prompt += n_prompt
+        if generating and n_prompt:
+            self.context.synchronize()
+            self._pace.note(n_prompt, time.monotonic() - began)
+        for part, index in zip(parts, indices, strict=True):
+            if part.output:
+                self._sample(self.slots[part.slot], index)
+
+    def _begin_and_cancel(self) -> None:
+        for slot in self.slots:
+            job = slot.job
+            if job is None:
+                continue
+            if job.is_cancelled:
+                job.end("cancelled")
+                self._free(slot)
+            elif not job.begun:
+                self._begin(slot, job)
+
+    def _begin(self, slot: Slot, job: Job) -> None:
+        slot.token = None
+        same = common(slot.held, job.request.prompt)
+        # the last token is read again, for its logits
+        job.begin(self.context.keep(slot.number, min(same, len(job.request.prompt) - 1)))
+
+    def _parts(self) -> list[Part]:
+        busy = [slot for slot in self.slots if slot.job is not None]
+        parts = [Part(slot.number, (slot.token,), True) for slot in busy if slot.token is not None]
+        most = self.context.n_ubatch
+        budget = min(self._pace.budget, most - len(parts)) if parts else most
+        prompts = {slot.number: left for slot in busy if (left := slot.left())}
+        for number, count in share(prompts, budget).items():
+            slot = self.slots[number]
+            assert slot.job is not None
+            at = len(slot.held)
+            tokens = slot.job.request.prompt[at : at + count]
+            parts.append(Part(number, tokens, at + count == len(slot.job.request.prompt)))
+        return parts
+
+    def _sample(self, slot: Slot, index: int) -> None:
+        job = slot.job
+        assert job is not None
+        slot.token = job.sample(self.context, index, self.n_ctx - len(slot.held))
+        self.n_gen += 1
+        if slot.token is None:
+            self._free(slot)
+
+    def _end_all(self, finish: str, error: CaravanError | None) -> None:
+        for slot in self.slots:
+            if slot.job is not None:
+                slot.job.end(finish, error)
+                self._free(slot)
+
+    def _free(self, slot: Slot) -> None:
+        slot.job, slot.token = None, None
+        self._on_free(self)
+
+
+def common(one: list[int], other: tuple[int, ...]) -> int:
+    """How many tokens at the beginning are the same."""
+    most = min(len(one), len(other))
+    if tuple(one[:most]) == other[:most]:
+        return most
+    return next(n for n in range(most) if one[n] != other[n])

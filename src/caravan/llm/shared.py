@@ -1,0 +1,169 @@
+"""`SharedContext`: one llama_context whose memory several conversations share, a slot each.
+
+Tokens of several slots are computed together. Knows what every slot holds, so that after a loss all
+of it can be read again. Called by `batching`, on one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caravan.errors import DecodeError, UsageError
+from caravan.llm.lasting import Lasting
+from caravan.llm.model import Model
+from caravan.llm.params import ContextParams
+from caravan.llm.raw import RawContext, Rows
+from caravan.llm.resume import Resume
+
+
+class Part(NamedTuple):
+    """Tokens that a slot reads in one call.
+
+    Attributes:
+        output: whether the logits of the last one are computed.
+    """
+
+    slot: int
+    tokens: Sequence[int]
+    output: bool
+
+
+class SharedContext(Lasting):
+    """See the module. Use it as a context manager, or `close` it.
+
+    Attributes:
+        held: the tokens of each slot.
+        n_ubatch: most tokens that are computed at once.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        n_slots: int,
+        params: ContextParams | None = None,
+        *,
+        resume: bool | Resume | None = None,
+    ) -> None:
+        """Allocate it on all devices of the model; blocks.
+
+        Args:
+            params: with the tokens that all slots together can hold.
+
+        Raises UsageError for a model that keeps nothing of what it reads, ContextError, WorkerLost.
+        """
+        self.held: list[list[int]] = [[] for _ in range(n_slots)]
+        # the newest call, whose logits may still be asked for
+        self._newest: list[Part] = []
+        wanted = replace(params or ContextParams(), n_seq_max=n_slots, kv_unified=True)
+        super().__init__(model, wanted, resume)
+        self.n_ubatch = self._require_raw().n_ubatch
+        if not self._require_raw().keeps:
+            self.close()
+            raise UsageError(f"{model.path}: this model has no conversations")
+
+    def __repr__(self) -> str:
+        state = f"{sum(map(len, self.held))} tokens" if self.handle else "closed"
+        return f"<SharedContext of {self.model.path.name}, {len(self.held)} slots: {state}>"
+
+    def __enter__(self) -> SharedContext:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def decode(self, parts: Sequence[Part]) -> list[int]:
+        """Read tokens of several slots, each after those that its slot holds.
+
+        May return before the devices have computed. At most `n_batch` tokens in all, and no slot
+        twice.
+
+        Returns for each part the number of its logits, for `logits` and `sample`.
+        Raises DecodeError, with nothing read, and WorkerLost.
+        """
+        kept = [len(held) for held in self.held]
+        rows = self._rows(parts, kept)
+        try:
+            self._surviving(lambda: self._read(self._require_raw(), rows))
+        except DecodeError:
+            for part in parts:
+                self._require_raw().rewind(kept[part.slot], part.slot)
+            raise
+        for part in parts:
+            self.held[part.slot].extend(part.tokens)
+        self._newest = list(parts)
+        self._made += 1
+        return [int(end) - 1 for end in np.cumsum([len(part.tokens) for part in parts])]
+
+    def _read(self, raw: RawContext, rows: Rows) -> None:
+        raw.decode_rows(rows)
+        raw.check()
+
+    def _rows(self, parts: Sequence[Part], places: Sequence[int]) -> Rows:
+        sizes = [len(part.tokens) for part in parts]
+        tokens = np.concatenate([np.asarray(part.tokens, np.int32) for part in parts])
+        if not (len(tokens) <= self.n_batch and tokens.min() >= 0):
+            raise DecodeError(f"{len(tokens)} tokens at once; n_batch is {self.n_batch}")
+        if tokens.max() >= self.model.n_vocab:
+            raise DecodeError(f"a token is not in the vocabulary of {self.model.n_vocab}")
+        positions = [
+            np.arange(places[part.slot], places[part.slot] + size, dtype=np.int32)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+        outputs = np.zeros(len(tokens), np.int8)
+        outputs[np.cumsum(sizes) - 1] = [part.output for part in parts]
+        slots = np.repeat(np.array([part.slot for part in parts], np.int32), sizes)
+        return Rows(tokens, np.concatenate(positions), slots, outputs)
+
+    def keep(self, slot: int, n: int) -> int:
+        """Have a slot forget all but its first `n` tokens; how many it holds then: 0 where the
+        model cannot go back to that one."""
+        if n < len(self.held[slot]):
+            if not self._surviving(lambda: self._require_raw().rewind(n, slot)):
+                n = 0
+                self._surviving(lambda: self._require_raw().rewind(0, slot))
+            del self.held[slot][n:]
+            # its logits are of no use to anybody
+            self._newest = [part for part in self._newest if part.slot != slot]
+        return len(self.held[slot])
+
+    def synchronize(self) -> None:
+        """Wait until everything is computed; raises WorkerLost if a device was lost meanwhile."""
+        self._surviving(lambda: self._require_raw().synchronize())
+        self._computed = self._made
+
+    def logits(self, i: int) -> NDArray[np.float32]:
+        """A copy of the logits number `i` of the newest `decode`. Waits; raises WorkerLost."""
+        values = self._surviving(lambda: self._require_raw().logits(i))
+        self._computed = self._made
+        return values
+
+    def sample(self, chain: int, i: int) -> int:
+        """The token that a sampler chain takes by them."""
+        token = self._surviving(lambda: self._require_raw().sample(chain, i))
+        self._computed = self._made
+        return token
+
+    # after a loss
+
+    def _n_replayed(self) -> int:
+        return sum(map(len, self.held))
+
+    def _replay(self, raw: RawContext) -> None:
+        """What the slots hold, the newest call as it was: its logits may be wanted yet."""
+        last = {part.slot: len(part.tokens) for part in self._newest}
+        places = [0] * len(self.held)
+        for slot, held in enumerate(self.held):
+            end = len(held) - last.get(slot, 0)
+            while places[slot] < end:
+                part = held[places[slot] : min(end, places[slot] + self.n_batch)]
+                raw.decode_rows(self._rows([Part(slot, part, False)], places))
+                places[slot] += len(part)
+                raw.check()
+        if self._newest:
+            raw.decode_rows(self._rows(self._newest, places))
+            raw.check()
