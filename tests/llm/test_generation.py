@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from caravan.errors import DecodeError, UsageError, WorkerLost
 from caravan.llm import Context, ContextParams, GenerationStats, SamplingParams, generate
-from caravan.llm.generation import _Text
+from caravan.llm.text import TextStream
 from llm.fakes import FakeDevice
 
 GREEDY = SamplingParams(temp=0)
@@ -124,7 +124,7 @@ def test_iterator_may_be_closed_early(context):
 
 @given(st.text(), st.lists(st.integers(1, 5)))
 def test_any_cut_of_the_bytes_gives_whole_characters(text, sizes):
-    data, shown, filter_ = text.encode(), [], _Text(())
+    data, shown, filter_ = text.encode(), [], TextStream(())
     for size in [*sizes, len(data) or 1]:
         part, data = data[:size], data[size:]
         shown.append(filter_.feed(part))
@@ -134,7 +134,7 @@ def test_any_cut_of_the_bytes_gives_whole_characters(text, sizes):
 
 @given(st.text("ab"), st.text("ab", min_size=1), st.integers(1, 3))
 def test_stop_text_is_found_across_any_cut(text, stop, size):
-    filter_, shown = _Text((stop,)), ""
+    filter_, shown = TextStream((stop,)), ""
     for start in range(0, len(text), size):
         shown += filter_.feed(text[start : start + size].encode())
         if filter_.stopped:
@@ -145,7 +145,7 @@ def test_stop_text_is_found_across_any_cut(text, stop, size):
 
 
 def test_broken_bytes_are_replaced():
-    text = _Text(())
+    text = TextStream(())
     assert text.feed(b"a\xffb\xe2\x82") == "a�b"
     assert text.finish() == "�"
 
