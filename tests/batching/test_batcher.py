@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -104,7 +103,7 @@ def test_many_answers_are_those_of_each_alone(model, batcher):
 
 def test_what_a_slot_holds_is_not_read_again(batcher):
     first = answers(batcher, [request(3, 100)])[0]
-    longer = Request(prompt(3, 100) + (5, 6, 7), 8, GREEDY)
+    longer = Request((*prompt(3, 100), 5, 6, 7), 8, GREEDY)
     again, other = (answers(batcher, [one])[0] for one in (longer, request(4, 100)))
     assert first.chunks[-1].usage.n_cached == other.chunks[-1].usage.n_cached == 0
     assert again.chunks[-1].usage.n_cached == 100

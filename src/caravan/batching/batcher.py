@@ -13,7 +13,7 @@ from caravan.batching.request import Chunk, Request
 from caravan.errors import CaravanError, ContextError, QueueFull, UsageError
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams
-from caravan.llm.resume import Resume
+from caravan.llm.resume import Resume, Resumed, policy
 from caravan.llm.shared import SharedContext
 
 # Slots of that many tokens, if nothing is said and the model was made for as many.
@@ -113,9 +113,12 @@ class Batcher:
         self._refused = self._n_cached = 0
         self._mean_seconds = 0.0
         self._closed = False
+        self.lanes: list[Lane] = []
+        self._n_loads = model.n_loads
         n_lanes = min(n_lanes or max(1, len(model.devices)), n_slots)
-        contexts = self._contexts(params or ContextParams(), n_slots, n_lanes, resume)
-        self.lanes = [
+        wanted = self._once(model.resume if resume is None else policy(resume))
+        contexts = self._contexts(params or ContextParams(), n_slots, n_lanes, wanted)
+        self.lanes += [
             Lane(number, context, self.n_ctx, self._on_free)
             for number, context in enumerate(contexts)
         ]
@@ -123,7 +126,7 @@ class Batcher:
             lane.start()
 
     def _contexts(
-        self, params: ContextParams, n_slots: int, n_lanes: int, resume: bool | Resume | None
+        self, params: ContextParams, n_slots: int, n_lanes: int, resume: Resume | None
     ) -> list[SharedContext]:
         """As many as there is memory for, at least one."""
         while True:
@@ -132,7 +135,7 @@ class Batcher:
                 for lane in range(n_lanes):
                     slots = n_slots // n_lanes + (lane < n_slots % n_lanes)
                     own = replace(params, n_ctx=self.n_ctx * slots)
-                    contexts.append(SharedContext(self.model, slots, own, resume=resume))
+                    contexts.append(SharedContext(self.model, slots, own, resume=resume or False))
                 return contexts
             except ContextError:
                 for context in contexts:
@@ -140,6 +143,20 @@ class Batcher:
                 if n_lanes == 1:
                     raise
                 n_lanes -= 1
+
+    def _once(self, resume: Resume | None) -> Resume | None:
+        """It, told once of a loss that all lanes get over."""
+        if resume is None:
+            return None
+
+        def on_resume(resumed: Resumed) -> None:
+            with self._lock:
+                known, self._n_loads = self._n_loads, self.model.n_loads
+                new = self._n_loads > known
+            if new:
+                resume.tell(replace(resumed, n_tokens=sum(len(slot.held) for slot in self._slots)))
+
+        return replace(resume, on_resume=on_resume)
 
     def __enter__(self) -> Batcher:
         return self

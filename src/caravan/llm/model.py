@@ -61,6 +61,7 @@ class Model:
         bos: the beginning-of-sequence token, or None.
         add_bos: whether a prompt begins with it.
         handle: address of the llama_model; 0 once closed. Another one after a loss.
+        n_loads: how often it was loaded.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Model:
         UsageError and, after Ctrl-C, KeyboardInterrupt.
         """
         self.handle = 0
+        self.n_loads = 0
         self.contexts: weakref.WeakSet[RawContext] = weakref.WeakSet()
         # held by who frees it, loads it again, or makes a context of it; before those of contexts
         self.changing = threading.RLock()
@@ -162,6 +164,7 @@ class Model:
             # a write that is lost fails nothing in the engine
             check_all(self.holds)
             self._read_facts()
+            self.n_loads += 1
         except BaseException:
             self._free()
             raise
