@@ -9,6 +9,7 @@ import json
 import click
 import pytest
 
+from caravan.cli import head as cli_head
 from caravan.cli import main as cli_main
 from caravan.cli import run as run_module
 from caravan.errors import ConnectionClosed, ModelError, WorkerLost
@@ -218,7 +219,7 @@ def test_a_trace_of_a_run(smollm2, tmp_path, capsys):
 def test_a_trace_that_cannot_be_written_is_refused_before_anything(
     nothing_starts, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(run_module, "model_path", lambda name: pytest.fail("looked for the model"))
+    monkeypatch.setattr(cli_head, "model_path", lambda name: pytest.fail("looked for the model"))
     path = tmp_path / "nowhere" / "t.json"
     args = ["-m", "x", "-p", "x", "--local-workers", "2", "--trace", str(path)]
     assert cli_main.main(["run", *args]) == 2
@@ -239,7 +240,7 @@ def test_a_trace_does_not_overwrite_the_model(command, nothing_starts, tmp_path,
 
 
 def test_what_is_told_after_the_text_begins_a_new_line_on_a_screen(monkeypatch, capsys, tmp_path):
-    def complete(options, prompt, workers, names, params, text):
+    def complete(head, prompt, max_tokens, sampling, text):
         text.write("once")
         raise ModelError("lost")
 
@@ -256,8 +257,8 @@ def test_a_loss_is_told_between_two_parts_of_the_text(monkeypatch, capsys):
         def end(self) -> None:
             click.echo("(bars)", err=True)
 
-    def complete(options, prompt, workers, names, params, text):
-        resume = run_module._resume(options, text, Bars())
+    def complete(head, prompt, max_tokens, sampling, text):
+        resume = head.resume(text.end_line, Bars())
         text.write("once")
         resume.on_wait(lost, resume.wait)
         resume.on_resume(Resumed.of(lost, ("RPC0",), {}, ("RPC0",), 1.5, 3))
@@ -280,8 +281,8 @@ def test_a_loss_is_told_between_two_parts_of_the_text(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("word", "expected"), [("--no-resume", False), ("-q", Resume(60.0))])
 def test_what_is_done_about_a_loss(word, expected, monkeypatch):
-    def complete(options, prompt, workers, names, params, text):
-        assert run_module._resume(options, text) == expected
+    def complete(head, prompt, max_tokens, sampling, text):
+        assert head.resume(text.end_line, None) == expected
         raise ModelError("over")
 
     monkeypatch.setattr(run_module, "_run", complete)
