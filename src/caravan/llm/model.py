@@ -58,8 +58,8 @@ class Model:
         size: bytes of all tensors.
         n_params, n_layer, n_embd, n_ctx_train, n_vocab: of the model.
         has_encoder, is_recurrent: what kind of model it is.
-        bos: the beginning-of-sequence token, or None.
-        add_bos: whether a prompt begins with it.
+        bos, eos: the tokens that begin and end a sequence, or None.
+        add_bos: whether a prompt begins with `bos`.
         handle: address of the llama_model; 0 once closed. Another one after a loss.
         n_loads: how often it was loaded.
     """
@@ -209,7 +209,9 @@ class Model:
         self.n_ctx_train: int = llama.model_n_ctx_train(handle)
         self.has_encoder: bool = llama.model_has_encoder(handle)
         self.is_recurrent: bool = llama.model_is_recurrent(handle)
-        self.n_vocab, self.bos, self.add_bos = self.words.size, self.words.bos, self.words.add_bos
+        words = self._words
+        self.n_vocab, self.bos, self.eos = words.size, words.bos, words.eos
+        self.add_bos = words.add_bos
 
     def __repr__(self) -> str:
         where = ", ".join(device.name for device in self.devices) or "CPU"
@@ -332,9 +334,10 @@ class Model:
         """Whether generation ends with this token."""
         return self.words.is_eog(token)
 
-    def chat_template(self) -> str | None:
-        """The model's own chat template (Jinja), if it has one."""
-        return self.words.chat_template
+    def chat_template(self, name: str = "") -> str | None:
+        """The model's own chat template (Jinja), if it has one; `tool_use` is the name of one for
+        conversations with tools, which few models have."""
+        return self.words.chat_templates.get(name)
 
     def layer_devices(self) -> list[str]:
         """The device of each layer, the output layer last. UsageError for split modes that cut

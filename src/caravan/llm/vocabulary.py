@@ -16,6 +16,8 @@ from caravan import engine
 from caravan.errors import ModelError, UsageError
 from caravan.llm import orphans
 
+_TEMPLATES = ("", "tool_use")
+
 
 class Vocabulary:
     """See the module.
@@ -26,9 +28,10 @@ class Vocabulary:
 
     Attributes:
         size: tokens.
-        bos: the beginning-of-sequence token, or None.
-        add_bos: whether a prompt begins with it.
-        chat_template: the model's own (Jinja), if it has one.
+        bos, eos: the tokens that begin and end a sequence, or None.
+        add_bos: whether a prompt begins with `bos`.
+        chat_templates: the model's own (Jinja) by name, as far as it has them: the usual one has
+            none, `tool_use` is another for conversations with tools.
     """
 
     def __init__(self, path: Path, handle: int) -> None:
@@ -41,9 +44,14 @@ class Vocabulary:
         self.size: int = llama.vocab_n_tokens(self._vocab)
         bos: int = llama.vocab_bos(self._vocab)
         self.bos = bos if bos >= 0 else None
+        eos: int = llama.vocab_eos(self._vocab)
+        self.eos = eos if eos >= 0 else None
         self.add_bos: bool = llama.vocab_get_add_bos(self._vocab)
-        text = llama.model_chat_template(handle, None)
-        self.chat_template = None if text is None else str(text.decode("utf-8", "replace"))
+        self.chat_templates: dict[str, str] = {}
+        for name in _TEMPLATES:
+            text = llama.model_chat_template(handle, name.encode() or None)
+            if text is not None:
+                self.chat_templates[name] = text.decode("utf-8", "replace")
 
     def outlive(self, load: Callable[[], int]) -> None:
         """The model will be freed: from now on, do with one that has no weights, as `load` gives.
