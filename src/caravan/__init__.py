@@ -20,8 +20,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from caravan.backend import Cluster, RemoteDevice, Timeline
-    from caravan.errors import CaravanError, DoesNotFit, WorkerLost
+    from caravan.batching import Batcher, Chunk, Request, aiterate, iterate
+    from caravan.errors import CaravanError, DoesNotFit, StateError, WorkerLost
     from caravan.llm import (
+        Chat,
+        ChatTemplate,
         Context,
         ContextParams,
         DeviceLoad,
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
         Resumed,
         SamplingParams,
         Suggestion,
+        agenerate,
         connect,
         generate,
         local_devices,
@@ -43,7 +47,11 @@ if TYPE_CHECKING:
     from caravan.worker.local import LocalWorkers, Worker
 
 _HOME = {
+    "Batcher": "caravan.batching",
     "CaravanError": "caravan.errors",
+    "Chat": "caravan.llm",
+    "ChatTemplate": "caravan.llm",
+    "Chunk": "caravan.batching",
     "Cluster": "caravan.backend",
     "Context": "caravan.llm",
     "ContextParams": "caravan.llm",
@@ -56,22 +64,31 @@ _HOME = {
     "Needs": "caravan.llm",
     "Registration": "caravan.llm",
     "RemoteDevice": "caravan.backend",
+    "Request": "caravan.batching",
     "Resume": "caravan.llm",
     "Resumed": "caravan.llm",
     "SamplingParams": "caravan.llm",
+    "StateError": "caravan.errors",
     "Suggestion": "caravan.llm",
     "Timeline": "caravan.backend",
     "Tls": "caravan.transport.certificates",
     "Worker": "caravan.worker.local",
     "WorkerLost": "caravan.errors",
+    "agenerate": "caravan.llm",
+    "aiterate": "caravan.batching",
     "connect": "caravan.llm",
     "generate": "caravan.llm",
+    "iterate": "caravan.batching",
     "local_devices": "caravan.llm",
     "register": "caravan.llm",
 }
 
 __all__ = [
+    "Batcher",
     "CaravanError",
+    "Chat",
+    "ChatTemplate",
+    "Chunk",
     "Cluster",
     "Context",
     "ContextParams",
@@ -84,17 +101,22 @@ __all__ = [
     "Needs",
     "Registration",
     "RemoteDevice",
+    "Request",
     "Resume",
     "Resumed",
     "SamplingParams",
+    "StateError",
     "Suggestion",
     "Timeline",
     "Tls",
     "Worker",
     "WorkerLost",
     "__version__",
+    "agenerate",
+    "aiterate",
     "connect",
     "generate",
+    "iterate",
     "local_devices",
     "register",
 ]

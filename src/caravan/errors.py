@@ -72,6 +72,11 @@ class DecodeError(EngineError):
     """The engine could not process a batch."""
 
 
+class StateError(EngineError):
+    """A conversation cannot be saved, or what was saved is of no use here: another model or other
+    formats, a file that is cut off."""
+
+
 # wire and transport
 
 

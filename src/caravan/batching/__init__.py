@@ -7,6 +7,9 @@ from caravan.batching.job import Job
 from caravan.batching.request import Chunk, Request, Token, Usage
 from caravan.batching.streams import iterate, stream
 
+# `caravan.stream` is a package
+aiterate = stream
+
 __all__ = [
     "Batcher",
     "BatcherState",
@@ -16,6 +19,7 @@ __all__ = [
     "SlotState",
     "Token",
     "Usage",
+    "aiterate",
     "iterate",
     "stream",
 ]

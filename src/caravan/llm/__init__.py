@@ -5,8 +5,11 @@ workers' come from `caravan.backend`.
 """
 
 from caravan.llm.advice import Suggestion
+from caravan.llm.asynchronous import agenerate
+from caravan.llm.chat import ChatTemplate
 from caravan.llm.connecting import connect
 from caravan.llm.context import Context
+from caravan.llm.conversation import Chat
 from caravan.llm.cores import physical_cores
 from caravan.llm.devices import EngineDevice, LocalDevice, local_devices
 from caravan.llm.generation import GenerationStats, generate
@@ -19,6 +22,8 @@ from caravan.llm.resume import Resume, Resumed
 from caravan.llm.sampling import Sampler, SamplingParams
 
 __all__ = [
+    "Chat",
+    "ChatTemplate",
     "Context",
     "ContextParams",
     "DeviceLoad",
@@ -35,6 +40,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "Suggestion",
+    "agenerate",
     "connect",
     "generate",
     "local_devices",

@@ -6,19 +6,22 @@ at a time; several contexts may run on several threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caravan import interrupt
-from caravan.errors import DecodeError, UsageError
+from caravan.errors import DecodeError, StateError, UsageError
 from caravan.llm.history import History, Outputs
 from caravan.llm.lasting import Lasting
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams
 from caravan.llm.raw import RawContext
 from caravan.llm.resume import Resume
+from caravan.llm.statefile import Saved
 
 
 class Context(Lasting):
@@ -69,6 +72,11 @@ class Context(Lasting):
         """How many more tokens it can hold."""
         # a recurrent model keeps a state of one size, whatever it has read
         return (1 << 31) - 1 if self.model.is_recurrent else self.n_ctx - self.n_past
+
+    @property
+    def tokens(self) -> list[int] | None:
+        """Those that it holds; None when those of a state that was restored are not known."""
+        return self._history.held() if self.n_past else []
 
     def decode(
         self, tokens: Sequence[int], *, pos0: int | None = None, logits: Outputs = "last"
@@ -193,14 +201,55 @@ class Context(Lasting):
         """All that it holds, for `restore_state` of a context of the same model and formats."""
         return self._surviving(lambda: self._require_raw().save_state())
 
-    def restore_state(self, state: bytes) -> bool:
-        """Hold what was saved; False, and empty, where the engine does not accept it."""
+    def restore_state(self, state: bytes, tokens: Sequence[int] | None = None) -> bool:
+        """Hold what was saved; False, and empty, where the engine does not accept it.
+
+        `tokens`: those that it holds then, for `tokens`.
+        """
         if not self._surviving(lambda: self._require_raw().restore_state(state)):
             self.clear()
             return False
         self.n_past = self._surviving(lambda: self._require_raw().positions())
-        self._history.restored(state, self.n_past)
+        self._history.restored(state, self.n_past, tokens)
         return True
+
+    def save(self, path: str | os.PathLike[str], more: Mapping[str, Any] | None = None) -> None:
+        """Put all that it holds into a file, for `load`. A file that is there is replaced at once,
+        or stays as it is.
+
+        `more`: what else is to be kept with it, as JSON can have it.
+
+        Raises StateError, and WorkerLost.
+        """
+        tokens = self.tokens
+        if tokens is None:
+            raise StateError("what this context holds was restored without its tokens")
+        state = self.save_state() if tokens else b""
+        Saved.of(self.model, self.params, tokens, state, dict(more or {})).write(path)
+
+    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Hold what `save` has put into a file; what was to be kept with it.
+
+        Raises StateError for a file of another model or of other formats, for one that is damaged,
+        and for more tokens than it can hold; it holds then what it held before, or nothing when
+        only the engine has refused it.
+        """
+        saved = Saved.read(path)
+        why = saved.differs(self.model, self.params)
+        if why:
+            raise StateError(f"{path} is not for this context: {why}")
+        self.restore(saved, str(path))
+        return saved.more
+
+    def restore(self, saved: Saved, name: str) -> None:
+        """Hold what was read from the file `name`; see `load`."""
+        count = len(saved.tokens)
+        if count > self.n_ctx and not self.model.is_recurrent:
+            raise StateError(f"{name} holds {count} tokens; this context has room for {self.n_ctx}")
+        if not count:
+            self.clear()
+        elif not self.restore_state(saved.state, saved.tokens):
+            raise StateError(f"{name}: the engine refuses it (saved by ggml {saved.engine})")
 
     def _n_replayed(self) -> int:
         return self._history.n_tokens

@@ -6,7 +6,7 @@ Owns the order of decoding and sampling, the way from bytes to text, and the rea
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from caravan.errors import DecodeError, UsageError
@@ -62,7 +62,7 @@ def generate(
     stop: Sequence[str] = (),
     stats: GenerationStats | None = None,
     resume: bool | Resume | None = None,
-) -> Iterator[str]:
+) -> Generator[str, None, None]:
     """Continue `prompt`, after what the context already holds, and yield the text as it comes.
 
     Args:
@@ -121,7 +121,7 @@ def _texts(
     text: TextStream,
     stats: GenerationStats,
     resume: Resume | None,
-) -> Iterator[str]:
+) -> Generator[str, None, None]:
     with sampler, context.resuming(resume):
         for token in _tokens(context, sampler, prompt, max_tokens, stats):
             piece = text.feed(context.model.piece(token))
@@ -140,11 +140,12 @@ def _tokens(
 ) -> Iterator[int]:
     """The generated tokens, the end token left out; times every step."""
     stats.n_prompt = len(prompt)
+    held = context.tokens
     lost = stats.lost_seconds
     started = time.perf_counter()
     context.decode(prompt)
     context.synchronize()
-    sampler.accept(prompt)
+    sampler.accept([*(held or ()), *prompt])
     token = sampler.sample(context) if max_tokens else -1
     stats.prompt_seconds = time.perf_counter() - started - (stats.lost_seconds - lost)
     while stats.n_gen != max_tokens:

@@ -36,11 +36,13 @@ class State(NamedTuple):
         data: as it was saved; None for an empty context.
         size: tokens in it.
         kept: how many of them the context still holds.
+        tokens: these tokens; None if nobody has said.
     """
 
     data: bytes | None
     size: int
     kept: int
+    tokens: Sequence[int] | None
 
 
 class History:
@@ -71,13 +73,24 @@ class History:
         """Tokens to read again."""
         return len(self._tokens)
 
+    def held(self) -> list[int] | None:
+        """The tokens that the context holds; None if those of a restored state are not known."""
+        if self.state.tokens is None and self.state.kept:
+            return None
+        tokens = [*(self.state.tokens or ())[: self.state.kept]]
+        for call in self:
+            tokens += call.tokens[: call.kept]
+        return tokens
+
     def clear(self) -> None:
         """The context is empty."""
-        self.restored(None, 0)
+        self.restored(None, 0, ())
 
-    def restored(self, data: bytes | None, n_past: int) -> None:
-        """It holds what was saved in `data`."""
-        self.state = State(data, n_past, n_past)
+    def restored(
+        self, data: bytes | None, n_past: int, tokens: Sequence[int] | None = None
+    ) -> None:
+        """It holds what was saved in `data`: these tokens."""
+        self.state = State(data, n_past, n_past, tokens)
         self.n_past = n_past
         self._tokens = array("i")
         self._sizes = array("i")
