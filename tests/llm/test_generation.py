@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from caravan.errors import DecodeError, UsageError, WorkerLost
 from caravan.llm import Context, ContextParams, GenerationStats, SamplingParams, generate
-from caravan.llm.text import TextStream
 from llm.fakes import FakeDevice
 
 GREEDY = SamplingParams(temp=0)
@@ -120,34 +117,6 @@ def test_iterator_may_be_closed_early(context):
     next(pieces)
     pieces.close()
     assert list(pieces) == []
-
-
-@given(st.text(), st.lists(st.integers(1, 5)))
-def test_any_cut_of_the_bytes_gives_whole_characters(text, sizes):
-    data, shown, filter_ = text.encode(), [], TextStream(())
-    for size in [*sizes, len(data) or 1]:
-        part, data = data[:size], data[size:]
-        shown.append(filter_.feed(part))
-        shown[-1].encode()
-    assert "".join(shown) + filter_.finish() == text
-
-
-@given(st.text("ab"), st.text("ab", min_size=1), st.integers(1, 3))
-def test_stop_text_is_found_across_any_cut(text, stop, size):
-    filter_, shown = TextStream((stop,)), ""
-    for start in range(0, len(text), size):
-        shown += filter_.feed(text[start : start + size].encode())
-        if filter_.stopped:
-            break
-    else:
-        shown += filter_.finish()
-    assert shown == text.partition(stop)[0]
-
-
-def test_broken_bytes_are_replaced():
-    text = TextStream(())
-    assert text.feed(b"a\xffb\xe2\x82") == "a�b"
-    assert text.finish() == "�"
 
 
 @pytest.mark.parametrize("count", [-2, -100])

@@ -24,8 +24,12 @@ class TextStream:
 
     def feed(self, data: bytes) -> str:
         """What is text for certain now; may be empty."""
+        if self.stopped:
+            return ""
         self._held += self._decoder.decode(data)
-        at = min((i for i in map(self._held.find, self._stop) if i >= 0), default=-1)
+        # that which is complete first, of several the longest: so it does not matter how it is cut
+        found = ((at + len(text), at) for text in self._stop if (at := self._held.find(text)) >= 0)
+        _, at = min(found, default=(0, -1))
         if at >= 0:
             self.stopped = True
             return self._held[:at]
@@ -41,4 +45,4 @@ class TextStream:
 
     def finish(self) -> str:
         """The rest; bytes that are no character become one that says so."""
-        return self._held + self._decoder.decode(b"", True)
+        return "" if self.stopped else self._held + self._decoder.decode(b"", True)
