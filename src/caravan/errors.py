@@ -77,6 +77,10 @@ class StateError(EngineError):
     formats, a file that is cut off."""
 
 
+class SamplingError(EngineError):
+    """No token can be chosen: none is allowed, or the logits are not numbers."""
+
+
 # wire and transport
 
 

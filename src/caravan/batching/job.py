@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from caravan.batching.request import Chunk, Request, Token, Usage
-from caravan.errors import CaravanError
+from caravan.errors import CaravanError, SamplingError
 from caravan.llm.logprobs import token_logprobs
 from caravan.llm.model import Model
 from caravan.llm.sampling import Sampler
@@ -41,7 +41,7 @@ class Job:
         self._sink = sink
         self._model = model
         self._owner = owner
-        self._sampler = Sampler(request.sampling, model.n_vocab)
+        self._sampler = Sampler(request.sampling, model)
         self._sampler.accept(request.prompt)
         self._text = TextStream(request.stop)
         self._ending = threading.Lock()
@@ -79,7 +79,12 @@ class Job:
 
         Raises WorkerLost.
         """
-        finish, token = self._choose(context, index)
+        try:
+            finish, token = self._choose(context, index)
+        except SamplingError as exc:
+            # the others in the lane have theirs
+            self.end("error", exc)
+            return None
         if not finish and room <= 0:
             finish = "context"
         if finish:

@@ -10,6 +10,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 _P = ctypes.c_void_p
 _SIZE = ctypes.c_size_t
 _I8, _I32, _U32, _I64, _U64 = (
@@ -146,6 +148,16 @@ class SamplerChainParams(ctypes.Structure):
     _fields_ = [("no_perf", _BOOL)]
 
 
+class TokenDataArray(ctypes.Structure):
+    """llama_token_data_array; `data` has elements of TOKEN_DATA."""
+
+    _fields_ = [("data", _P), ("size", _SIZE), ("selected", _I64), ("sorted", _BOOL)]
+
+
+# structs that are made as arrays: llama_token_data and llama_logit_bias
+TOKEN_DATA = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
+LOGIT_BIAS = np.dtype([("token", "<i4"), ("bias", "<f4")])
+
 # attribute: (result, argument types); the C name is "llama_" + attribute
 _TABLE: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "backend_init": (None, ()),
@@ -202,6 +214,7 @@ _TABLE: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sampler_free": (None, (_P,)),
     "sampler_reset": (None, (_P,)),
     "sampler_accept": (None, (_P, _I32)),
+    "sampler_apply": (None, (_P, _P)),
     "sampler_sample": (_I32, (_P, _P, _I32)),
     "sampler_init_greedy": (_P, ()),
     "sampler_init_dist": (_P, (_U32,)),
@@ -209,6 +222,8 @@ _TABLE: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sampler_init_top_p": (_P, (_FLOAT, _SIZE)),
     "sampler_init_min_p": (_P, (_FLOAT, _SIZE)),
     "sampler_init_temp": (_P, (_FLOAT,)),
+    "sampler_init_logit_bias": (_P, (_I32, _I32, _P)),
+    "sampler_init_grammar": (_P, (_P, _TEXT, _TEXT)),
     "sampler_init_penalties": (_P, (_I32, _I32, _FLOAT, _FLOAT, _FLOAT)),
 }
 

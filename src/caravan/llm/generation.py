@@ -75,8 +75,8 @@ def generate(
             yielded is not yielded again. None: as the context does.
 
     Raises UsageError or DecodeError at once for an impossible number and when the prompt is empty
-    or does not fit; DecodeError and WorkerLost on the way. Whoever stops listening early should
-    `close` the iterator.
+    or does not fit; DecodeError, SamplingError and WorkerLost on the way. Whoever stops listening
+    early should `close` the iterator.
     """
     model = context.model
     if isinstance(prompt, str):
@@ -93,7 +93,7 @@ def generate(
             f"a prompt of {len(tokens)} tokens does not fit: the context holds {context.n_past} of"
             f" {context.n_ctx}"
         )
-    sampler = Sampler(sampling or SamplingParams(), model.n_vocab)
+    sampler = Sampler(sampling or SamplingParams(), model)
     wanted = context.resume if resume is None else policy(resume)
     stats = stats or GenerationStats()
     return _texts(

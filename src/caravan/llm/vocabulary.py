@@ -9,7 +9,10 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from caravan import engine
@@ -37,8 +40,11 @@ class Vocabulary:
     def __init__(self, path: Path, handle: int) -> None:
         self._path = path
         self._llama = llama = engine.load().llama
-        # held in each call, so that nothing is freed meanwhile
+        # held in each short call, so that nothing is freed meanwhile
         self._lock = threading.Lock()
+        # by address: how many are in `held`
+        self._holders: Counter[int] = Counter()
+        self._left = threading.Condition(self._lock)
         self._own = 0
         self._vocab: int = llama.model_get_vocab(handle)
         self.size: int = llama.vocab_n_tokens(self._vocab)
@@ -62,7 +68,9 @@ class Vocabulary:
             return
         own = load()
         with self._lock:
+            before = self._vocab
             self._own, self._vocab = own, self._llama.model_get_vocab(own)
+            self._wait_for_holders(before)
 
     def __del__(self) -> None:
         if getattr(self, "_own", 0) and not sys.is_finalizing():
@@ -71,9 +79,37 @@ class Vocabulary:
     def close(self) -> None:
         """Before the model is freed for good. Idempotent."""
         with self._lock:
+            before = self._vocab
             own, self._own, self._vocab = self._own, 0, 0
+            self._wait_for_holders(before)
             if own:
                 self._llama.model_free(own)
+
+    @contextmanager
+    def held(self) -> Iterator[int]:
+        """Its address, which is good inside, and may be another one the next time.
+
+        For calls that take long: others go on meanwhile. Raises ModelError once it is closed.
+        """
+        with self._lock:
+            vocab = self._require_open()
+            self._holders[vocab] += 1
+        try:
+            yield vocab
+        finally:
+            with self._left:
+                self._holders[vocab] -= 1
+                self._left.notify_all()
+
+    def _wait_for_holders(self, vocab: int) -> None:
+        self._left.wait_for(lambda: not self._holders[vocab])
+
+    @cached_property
+    def eog(self) -> tuple[int, ...]:
+        """All tokens with which generation ends."""
+        with self.held() as vocab:
+            ends = self._llama.vocab_is_eog
+            return tuple(token for token in range(self.size) if ends(vocab, token))
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         """See `Model.tokenize`."""
