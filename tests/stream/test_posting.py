@@ -142,11 +142,12 @@ def test_memory_is_bounded_and_the_poster_goes_on(rig, monkeypatch):
     # 124 bytes each: the ninth fills it, the tenth waits
     wait_until(lambda: len(posted) == 9)
     assert side.running
-    assert rig.stream.commands == 9
+    assert rig.stream.commands == 9 and rig.stream.crowded
     rig.near.set_capacity(300)
     payloads = [rig.peer.request("SET").payload[8:] for _ in range(100)]
     assert payloads == [bytes([number]) * 100 for number in range(100)]
     side.join()
+    assert not rig.stream.crowded
 
 
 def test_one_message_may_be_larger_than_the_bound(rig, monkeypatch):

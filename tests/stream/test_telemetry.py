@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from caravan.errors import RemoteError, RemoteProtocolError, TransportTimeout, WorkerLost
-from caravan.stream.telemetry import DeviceStats, ask_clock, ask_stats, ask_timeline
+from caravan.stream.telemetry import (
+    DeviceStats,
+    MemoryQuestion,
+    StatsQuestion,
+    ask_clock,
+    ask_stats,
+    ask_timeline,
+)
 from caravan.trace.clock import ROUNDS
 from caravan.trace.spans import Kind, Span
 from caravan.wire import codec
@@ -98,3 +105,35 @@ def test_traffic_is_told(rig: Rig) -> None:
     rig.peer.reply(rig.peer.request(), b"abc")
     ticket.wait()
     assert received == [16 + 3]
+
+
+def test_questions_that_nobody_waits_for(rig: Rig) -> None:
+    stats, memory = StatsQuestion(rig.stream), MemoryQuestion(rig.stream)
+    first, second = rig.peer.request("STATS"), rig.peer.request("MEMORY")
+    assert not stats.done and not memory.done
+    rig.peer.reply(second, (5).to_bytes(8, "little") + (9).to_bytes(8, "little"))
+    wait_until(lambda: memory.done)
+    assert memory.memory() == (5, 9)
+    rig.peer.reply(first, b"".join(number.to_bytes(8, "little") for number in range(7)))
+    wait_until(lambda: stats.done)
+    assert stats.stats() == DeviceStats(*range(7))
+    assert stats.at <= memory.at <= memory.answered <= stats.answered
+
+
+@pytest.mark.parametrize(
+    ("question", "values"),
+    [(StatsQuestion, StatsQuestion.stats), (MemoryQuestion, MemoryQuestion.memory)],
+)
+def test_a_question_that_is_refused_or_lost(rig: Rig, question, values) -> None:
+    refused = question(rig.stream)
+    rig.peer.reply(rig.peer.request(), b"command 86", Status.UNKNOWN_COMMAND)
+    wait_until(lambda: refused.done)
+    with pytest.raises(RemoteError, match="command 86"):
+        values(refused)
+    lost = question(rig.stream)
+    rig.peer.close()
+    wait_until(lambda: lost.done)
+    with pytest.raises(WorkerLost):
+        values(lost)
+    with pytest.raises(WorkerLost):
+        values(question(rig.stream))

@@ -154,6 +154,11 @@ class Stream:
             return WorkerLost(self.endpoint, self.device, "use", ConnectionClosed(_CLOSED))
         return self.lost
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits to be sent that `post` would wait too."""
+        return self._queued > MAX_QUEUED
+
     def check(self) -> None:
         """Raises WorkerLost once nothing gets through any more. What was corked leaves now.
 

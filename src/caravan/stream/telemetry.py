@@ -1,11 +1,12 @@
-"""Questions to a worker about its device: its clock, its totals, its timeline.
+"""Questions to a worker about its device: its clock, its totals, its timeline, its memory.
 
-All are answered aside, also while the device computes. A worker that does not know them refuses
-them, with a RemoteError, and the stream goes on.
+All but that for memory are answered aside, also while the device computes. A worker that does not
+know them refuses them, with a RemoteError, and the stream goes on.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,59 @@ def ask_stats(stream: Stream, timeout: float | None = None) -> DeviceStats:
     assert command.reply is not None
     data = _ask(stream, command, b"", command.reply.size, timeout)
     return DeviceStats(*command.reply.unpack(data))
+
+
+class Question(Ticket):
+    """Asked without waiting: look at `done` later, and take the values.
+
+    Attributes:
+        at: when it was posted, and `answered` when its answer was read, by time.perf_counter; who
+            reads may be late, if others wait for what comes before.
+    """
+
+    __slots__ = ("answered", "at")
+
+    def __init__(self, stream: Stream, number: Ext) -> None:
+        command = EXT[number]
+        assert command.reply is not None
+        super().__init__(command.name, command.reply.size, fatal=False)
+        self.at = self.answered = time.perf_counter()
+        stream.post(command, [], self)
+
+    def resolve(self, data: bytes | bytearray) -> None:
+        self.answered = time.perf_counter()
+        super().resolve(data)
+
+
+class StatsQuestion(Question):
+    """For `DeviceStats`, as `ask_stats`."""
+
+    __slots__ = ()
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream, Ext.STATS)
+
+    def stats(self) -> DeviceStats:
+        """What was answered; waits if nothing is yet. Raises as `ask_stats`."""
+        reply = EXT[Ext.STATS].reply
+        assert reply is not None
+        return DeviceStats(*reply.unpack(self.wait()))
+
+
+class MemoryQuestion(Question):
+    """For the memory of the device. It is answered in its turn, after what was posted before."""
+
+    __slots__ = ()
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream, Ext.MEMORY)
+
+    def memory(self) -> tuple[int, int]:
+        """Free and total bytes; waits if nothing is answered yet. Raises as `ask_stats`."""
+        reply = EXT[Ext.MEMORY].reply
+        assert reply is not None
+        free, total = reply.unpack(self.wait())
+        return free, total
 
 
 def ask_clock(stream: Stream, timeout: float | None = None) -> Reading:
