@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from caravan.batching import Batcher, Chunk, Request, iterate, stream
+from caravan.batching import Batcher, Chunk, Request, iterate, planned_context, stream
 from caravan.errors import ContextError, DecodeError, QueueFull, UsageError
 from caravan.llm import Context, ContextParams, Model, SamplingParams, generate
 from e2e import tiny
@@ -299,3 +299,12 @@ def test_a_stream_whose_task_is_cancelled(batcher):
     asyncio.run(interrupted())
     answers(batcher, [request(seed) for seed in range(4)])
     assert batcher.state().finished["cancelled"] == 1
+
+
+def test_the_memory_is_planned_for_all_slots(model):
+    planned = planned_context(model.path, 6, 300, PARAMS)
+    assert (planned.n_ctx, planned.n_seq_max, planned.kv_unified) == (6 * 512, 6, True)
+    assert planned.n_ubatch == PARAMS.n_ubatch
+    # as many as the model was made for, if nothing is said
+    with Batcher(model, n_slots=2, params=PARAMS) as batcher:
+        assert planned_context(model.path, 2, 0).n_ctx == 2 * batcher.n_ctx

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caravan.batching.batcher import Batcher, BatcherState, SlotState
+from caravan.batching.batcher import Batcher, BatcherState, SlotState, planned_context
 from caravan.batching.job import Job
 from caravan.batching.request import Chunk, Request, Token, Usage
 from caravan.batching.streams import iterate, stream
@@ -21,5 +21,6 @@ __all__ = [
     "Usage",
     "aiterate",
     "iterate",
+    "planned_context",
     "stream",
 ]

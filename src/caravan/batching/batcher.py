@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from caravan.batching.job import Job, Sink
 from caravan.batching.lane import Lane, Slot, common
@@ -15,6 +16,7 @@ from caravan.llm.model import Model
 from caravan.llm.params import ContextParams
 from caravan.llm.resume import Resume, Resumed, policy
 from caravan.llm.shared import SharedContext
+from caravan.models.ledger import known_header
 
 # Slots of that many tokens, if nothing is said and the model was made for as many.
 _N_CTX = 4096
@@ -105,7 +107,7 @@ class Batcher:
         if n_slots < 1 or n_ctx < 0 or n_lanes < 0 or queue < 0:
             raise UsageError("slots, context, lanes and queue are numbers from 1, 0, 0 and 0 up")
         self.model = model
-        self.n_ctx = slot_size(model, n_ctx)
+        self.n_ctx = slot_size(n_ctx, model.n_ctx_train)
         self._lock = threading.Lock()
         self._queue: deque[Job] = deque()
         self._most = queue
@@ -307,10 +309,24 @@ class Batcher:
         return sum(lane.n_busy for lane in self.lanes)
 
 
-def slot_size(model: Model, n_ctx: int) -> int:
+def slot_size(n_ctx: int, n_ctx_train: int | None) -> int:
     """Tokens of a slot, as the engine will have it; see Batcher."""
-    wanted = n_ctx or min(model.n_ctx_train or _N_CTX, _N_CTX)
+    wanted = n_ctx or min(n_ctx_train or _N_CTX, _N_CTX)
     return -(-wanted // _CTX_STEP) * _CTX_STEP
+
+
+def planned_context(
+    path: Path, n_slots: int, n_ctx: int, params: ContextParams | None = None
+) -> ContextParams:
+    """What the memory of a model is to be planned for, if a Batcher with these shall be made of it:
+    see the `context` of Model.
+
+    Args:
+        path: of the model's file, which is not loaded.
+    """
+    size = slot_size(n_ctx, known_header(path).context)
+    given = params or ContextParams()
+    return replace(given, n_ctx=size * n_slots, n_seq_max=n_slots, kv_unified=True)
 
 
 def best_slot(free: list[Slot], prompt: tuple[int, ...]) -> Slot:
