@@ -35,7 +35,23 @@ from measure import machine, spread
 
 _RATE = re.compile(r"^decode: \d+ tokens, ([0-9.]+) t/s", re.M)
 _READY = re.compile(r"http://\S+")
-WORDS = ["the", "caravan", "left", "oasis", "before", "dawn", "and", "nobody", "looked", "back", "at", "sand", "wind", "moon", "well"]
+WORDS = [
+    "the",
+    "caravan",
+    "left",
+    "oasis",
+    "before",
+    "dawn",
+    "and",
+    "nobody",
+    "looked",
+    "back",
+    "at",
+    "sand",
+    "wind",
+    "moon",
+    "well",
+]
 
 
 @dataclass
