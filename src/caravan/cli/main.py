@@ -29,6 +29,7 @@ class _Entry(NamedTuple):
 COMMANDS = {
     "bench": _Entry("caravan.cli.bench", "Measure speed, with llama-bench's options and tables."),
     "cache": _Entry("caravan.cli.cache", "List, remove and check the weights that workers keep."),
+    "chat": _Entry("caravan.cli.chat", "Talk with a model."),
     "demo": _Entry("caravan.cli.demo", "Show in a minute what two workers do for one prompt."),
     "devices": _Entry("caravan.cli.devices", "List devices, and how copies between them go."),
     "model": _Entry("caravan.cli.model", "Fetch, list and describe model files."),

@@ -16,6 +16,7 @@ from caravan.cli.head_options import (
     worker_options,
 )
 from caravan.cli.main import dashed
+from caravan.cli.streamed import Streamed
 from caravan.errors import CaravanError, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def command(**options: Any) -> None:
     prompt = _prompt(options["prompt"], options["file"])
     # all that can be refused is refused before anything is fetched or started
     head, sampling = head_of(options), sampling_of(options)
-    text = _Text()
+    text = Streamed()
     with head.traced():
         try:
             report = _run(head, prompt, options["predict"], sampling, text)
@@ -67,7 +68,9 @@ def command(**options: Any) -> None:
             click.echo(_told(report), err=True)
 
 
-def _run(head: Head, prompt: str, max_tokens: int, sampling: SamplingParams, text: _Text) -> Report:
+def _run(
+    head: Head, prompt: str, max_tokens: int, sampling: SamplingParams, text: Streamed
+) -> Report:
     with head.opened(text.end_line) as opened:
         from caravan.llm.complete import complete
 
@@ -98,24 +101,6 @@ def _prompt(text: str | None, file: str | None) -> str:
     ) as source:
         # the newline that every editor adds; llama.cpp drops it too
         return str(source.read()).removesuffix("\n")
-
-
-class _Text:
-    """The text on stdout, piece by piece."""
-
-    def __init__(self) -> None:
-        self._begun = False
-
-    def write(self, text: str) -> None:
-        self._begun = True
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    def end_line(self) -> None:
-        """On a screen, what is told next begins a new line."""
-        if self._begun and sys.stdout.isatty():
-            click.echo()
-        self._begun = False
 
 
 def _told(report: Report) -> str:

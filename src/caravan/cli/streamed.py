@@ -1,0 +1,35 @@
+"""`Streamed`: text on stdout as it comes, beside lines on stderr that go to the same screen."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+
+class Streamed:
+    """See the module.
+
+    Args:
+        clean: leave out what would steer a terminal; names of files and the like come from here,
+            but the text of a model may be anybody's.
+    """
+
+    def __init__(self, *, clean: bool = False) -> None:
+        self._clean = clean
+        self._begun = False
+
+    def write(self, text: str) -> None:
+        if self._clean:
+            text = "".join(one for one in text if one.isprintable() or one in "\n\t")
+        if not text:
+            return
+        self._begun = not text.endswith("\n")
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def end_line(self) -> None:
+        """On a screen, what is told next begins a new line."""
+        if self._begun and sys.stdout.isatty():
+            click.echo()
+        self._begun = False
