@@ -9,7 +9,7 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := README.md LICENSE $(shell find src -name '*.py')
+SOURCES := README.md LICENSE $(shell find src -name '*.py' -o -path '*/serve/page/*')
 
 .PHONY: demo test interop lint types bench clean
 .DELETE_ON_ERROR:

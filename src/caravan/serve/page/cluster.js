@@ -97,8 +97,7 @@ export class Cluster {
   drawStages({ devices, model }) {
     const stages = devices.filter((device) => device.layers || device.output);
     const list = byId("train");
-    const text = `${model.n_layer} layers`;
-    say(byId("layers"), text);
+    say(byId("layers"), `${model.description}, ${model.n_layer} layers`);
     list.hidden = stages.length < 2;
     while (list.children.length > stages.length) list.lastChild.remove();
     stages.forEach((device, index) => {

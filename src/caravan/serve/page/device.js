@@ -110,7 +110,7 @@ function drawLegend(line, sizes, free, total) {
 function layersText({ layers, output }, { n_layer }) {
   if (!layers) return output ? "the output layer" : "no layers";
   const [first, last] = layers;
-  const many = first === last ? `layer ${first}` : `layers ${first}–${last}`;
+  const many = first === last ? `layer ${first}` : `layers ${first} to ${last}`;
   const all = first === 0 && last === n_layer - 1;
   return (all ? `all ${n_layer} layers` : many) + (output && !all ? " and the output" : "");
 }

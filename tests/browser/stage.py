@@ -1,4 +1,4 @@
-"""The page on a server of its own: a model that says what it is told to, and a made-up cluster."""
+"""The page on a server of its own: a model that says what it is told to, a made-up cluster."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ def reverse(node):
 
 More at [the manual](https://docs.python.org/3/) and <img src=x onerror="window.bad = 1">.
 """
+# what is below it then
+WHOLE = f"{-(-len(ANSWER) // 5)} tokens"
 
 
 class Model:
