@@ -24,7 +24,8 @@ export class Chat {
     this.kept = read();
     this.cleared = null;
     this.stopper = null;
-    this.view = null;
+    // of each message: its article, with the places of text and foot
+    this.shown = new Map();
     this.settings = ["system", "temperature", "max-tokens"].map(byId);
     for (const field of this.settings) {
       field.value = this.kept.settings[field.id] ?? "";
@@ -91,10 +92,10 @@ export class Chat {
   }
 
   /** Back to before a message, which can be changed. */
-  edit(index) {
+  edit(message) {
     this.stop();
-    this.prompt.value = this.kept.messages[index].content;
-    this.kept.messages.length = index;
+    this.prompt.value = message.content;
+    this.kept.messages.length = this.kept.messages.indexOf(message);
     this.keep();
     this.draw();
     this.fit();
@@ -150,11 +151,13 @@ export class Chat {
 
   body() {
     const [system, temperature, most] = this.settings.map((field) => field.value.trim());
+    // what had no answer is not asked again
     const messages = this.kept.messages
-      .filter((message) => message.content)
+      .filter(({ content }, index, all) => content && (all[index + 1]?.content ?? true))
       .map(({ role, content }) => ({ role, content }));
     if (system) messages.unshift({ role: "system", content: system });
-    const body = { model: this.model ?? "", messages };
+    const body = { messages };
+    if (this.model) body.model = this.model;
     if (temperature !== "") body.temperature = Number(temperature);
     if (most !== "") body.max_tokens = Number(most);
     return body;
@@ -173,8 +176,7 @@ export class Chat {
     const busy = this.stopper !== null;
     const near = this.isNear();
     this.log.setAttribute("aria-busy", String(busy));
-    this.log.replaceChildren(...messages.map((message, index) => this.drawn(message, index)));
-    if (!messages.length) this.log.append(this.welcome());
+    this.drawMessages(messages, busy);
     this.send.textContent = busy ? "Stop" : "Send";
     this.send.classList.toggle("stop", busy);
     byId("again").hidden = busy || !messages.length;
@@ -183,41 +185,51 @@ export class Chat {
     this.follow(near);
   }
 
-  drawn(message, index) {
-    const own = message.role === "user";
-    const article = make("article", own ? "own" : "answer");
-    article.append(make("h3", "unseen", own ? "You" : "Answer"));
-    const text = make("div", "text");
-    if (own) text.append(message.content);
-    else show(text, message.content);
-    article.append(text);
-    const newest = index === this.kept.messages.length - 1;
-    if (newest && this.stopper) {
-      article.classList.add("growing");
-      this.view = text;
-    } else {
-      article.append(this.foot(message, index));
+  /** What is there already stays as it is: it would be read out again. */
+  drawMessages(messages, busy) {
+    for (const [message, { article }] of this.shown) {
+      if (messages.includes(message)) continue;
+      article.remove();
+      this.shown.delete(message);
     }
-    return article;
+    this.log.querySelector(".welcome")?.remove();
+    if (!messages.length) this.log.append(this.welcome());
+    messages.forEach((message, index) => {
+      if (!this.shown.has(message)) this.shown.set(message, this.begin(message));
+      const { article, text, foot } = this.shown.get(message);
+      const growing = busy && index === messages.length - 1;
+      article.classList.toggle("growing", growing);
+      if (message.role === "assistant") show(text, message.content);
+      if (!growing && !foot.hasChildNodes()) foot.append(...this.foot(message));
+    });
   }
 
-  foot(message, index) {
+  begin(message) {
+    const own = message.role === "user";
+    const text = make("div", "text", own ? message.content : "");
     const foot = make("div", "foot quiet");
-    if (message.role === "user") {
-      foot.append(button("Edit", () => this.edit(index)));
-      return foot;
-    }
-    if (message.error) foot.append(make("p", "note", message.error));
+    const title = make("h3", "unseen", own ? "You" : "Answer");
+    const article = make("article", own ? "own" : "answer", title, text, foot);
+    this.log.append(article);
+    return { article, text, foot };
+  }
+
+  /** What stands below a message. */
+  foot(message) {
+    if (message.role === "user") return [button("Edit", () => this.edit(message))];
+    const parts = [];
+    if (message.error) parts.push(make("p", "note", message.error));
     const words = [ENDS[message.end], message.facts].filter(Boolean);
-    if (words.length) foot.append(make("span", "", words.join(" · ")));
-    if (message.content) foot.append(copyButton(() => message.content));
-    return foot;
+    if (words.length) parts.push(make("span", "", words.join(" · ")));
+    if (message.content) parts.push(copyButton(() => message.content));
+    return parts;
   }
 
   drawNewest(message) {
-    if (!this.view?.isConnected) return;
+    const place = this.shown.get(message);
+    if (!place) return;
     const near = this.isNear();
-    show(this.view, message.content);
+    show(place.text, message.content);
     this.follow(near);
   }
 

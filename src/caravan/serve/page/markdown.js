@@ -3,13 +3,19 @@
 import { copyButton, make } from "./dom.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const QUOTE = /^ {0,3}>\s?(.*)$/;
 const RULE = /^ {0,3}([-*_])\s*(\1\s*){2,}$/;
-// code, bold, italic, a link: the first that matches, from left to right
-const INLINE =
-  /(`+)(.+?)\1(?!`)|\*\*(?=\S)(.+?)\*\*|(?<![\w*])\*(?=[^\s*])(.+?)(?<=[^\s*])\*(?![\w*])|\[([^\]]+)\]\((https?:\/\/[^\s)]+)\)/s;
+const DEEPEST = 8;
+
+// Tried where one of these stands. All are bounded: a model that repeats itself for ever must not
+// keep the browser busy.
+const SPECIAL = /[`*[]/g;
+const CODE = /`([^`]{1,2000})`(?!`)|``(.{1,1000}?)``(?!`)/sy;
+const BOLD = /\*\*(?=\S)(.{1,1000}?)\*\*/sy;
+const ITALIC = /(?<![\w*])\*(?=[^\s*])([^*]{1,1000})(?<=\S)\*(?![\w*])/sy;
+const LINK = /\[([^[\]]{1,300})\]\((https?:\/\/[^\s()]{1,2000})\)/y;
 
 /** Have an element show a text. What it shows already stays in place: a selection, and for those
     who listen, what they have heard. */
@@ -23,15 +29,15 @@ export function show(element, text) {
 }
 
 /** A text as elements; an open code block ends with the text. */
-function render(text) {
+function render(text, depth = 0) {
   const lines = text.replace(/\r\n?/g, "\n").split("\n");
   const found = document.createDocumentFragment();
-  while (lines.length) found.append(...block(lines));
+  while (lines.length) found.append(...block(lines, depth));
   return found;
 }
 
 /** Takes one block off the lines. */
-function block(lines) {
+function block(lines, depth) {
   const line = lines[0];
   if (!line.trim()) {
     lines.shift();
@@ -50,8 +56,10 @@ function block(lines) {
     lines.shift();
     return [make("hr")];
   }
-  if (QUOTE.test(line)) return [make("blockquote", "", render(take(lines, QUOTE).join("\n")))];
-  if (ITEM.test(line)) return [list(lines)];
+  if (depth < DEEPEST && QUOTE.test(line)) {
+    return [make("blockquote", "", render(take(lines, QUOTE).join("\n"), depth + 1))];
+  }
+  if (depth < DEEPEST && ITEM.test(line)) return [list(lines, depth)];
   return [paragraph(lines)];
 }
 
@@ -80,7 +88,7 @@ function code(lines, [, mark, language]) {
   return make("div", "code", head, pre);
 }
 
-function list(lines) {
+function list(lines, depth) {
   const [, indent, mark] = ITEM.exec(lines[0]);
   const ordered = /\d/.test(mark);
   const found = make(ordered ? "ol" : "ul");
@@ -88,7 +96,8 @@ function list(lines) {
   for (let match; lines.length && (match = ITEM.exec(lines[0])); ) {
     if (match[1].length < indent.length || /\d/.test(match[2]) !== ordered) break;
     lines.shift();
-    found.append(make("li", "", render([match[3], ...belonging(lines, match)].join("\n"))));
+    const inside = [match[3], ...belonging(lines, match)].join("\n");
+    found.append(make("li", "", render(inside, depth + 1)));
   }
   return found;
 }
@@ -99,17 +108,17 @@ function belonging(lines, [, indent, mark]) {
   while (lines.length) {
     const line = lines[0];
     const next = line.trim() ? line : lines.find((other) => other.trim());
-    const inside = next !== undefined && depth(next) >= indent.length + 2;
+    const inside = next !== undefined && indentation(next) >= indent.length + 2;
     // a list goes on after an empty line
     const goesOn = next !== undefined && !line.trim() && ITEM.test(next);
     if (!inside && !goesOn) break;
-    taken.push(line.slice(Math.min(depth(line), indent.length + mark.length + 1)));
+    taken.push(line.slice(Math.min(indentation(line), indent.length + mark.length + 1)));
     lines.shift();
   }
   return taken;
 }
 
-function depth(line) {
+function indentation(line) {
   return line.length - line.trimStart().length;
 }
 
@@ -123,20 +132,44 @@ function paragraph(lines) {
 
 function inline(text) {
   const parts = [];
-  for (let match; (match = INLINE.exec(text)); text = text.slice(match.index + match[0].length)) {
-    parts.push(text.slice(0, match.index), styled(match));
+  let done = 0;
+  SPECIAL.lastIndex = 0;
+  for (let match; (match = SPECIAL.exec(text)); ) {
+    const at = match.index;
+    const found = styled(text, at);
+    if (!found) continue;
+    const [element, end] = found;
+    parts.push(text.slice(done, at), element);
+    done = SPECIAL.lastIndex = end;
   }
-  parts.push(text);
+  parts.push(text.slice(done));
   return parts;
 }
 
-function styled([, , code, bold, italic, label, url]) {
-  if (code !== undefined) return make("code", "", code);
-  if (bold !== undefined) return make("strong", "", ...inline(bold));
-  if (italic !== undefined) return make("em", "", ...inline(italic));
-  const link = make("a", "", label);
-  link.href = url;
-  link.target = "_blank";
-  link.rel = "noopener noreferrer";
-  return link;
+/** What begins at a place, as an element, and where it ends. */
+function styled(text, at) {
+  for (const [pattern, made] of STYLES) {
+    pattern.lastIndex = at;
+    const match = pattern.exec(text);
+    if (match) {
+      const end = pattern.lastIndex;
+      return [made(match), end];
+    }
+  }
+  return null;
+}
+
+const STYLES = [
+  [CODE, (match) => make("code", "", match[1] ?? match[2])],
+  [BOLD, (match) => make("strong", "", ...inline(match[1]))],
+  [ITALIC, (match) => make("em", "", ...inline(match[1]))],
+  [LINK, (match) => link(match[1], match[2])],
+];
+
+function link(label, url) {
+  const found = make("a", "", label);
+  found.href = url;
+  found.target = "_blank";
+  found.rel = "noopener noreferrer";
+  return found;
 }
