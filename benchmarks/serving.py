@@ -35,23 +35,8 @@ from measure import machine, spread
 
 _RATE = re.compile(r"^decode: \d+ tokens, ([0-9.]+) t/s", re.M)
 _READY = re.compile(r"http://\S+")
-WORDS = [
-    "the",
-    "caravan",
-    "left",
-    "oasis",
-    "before",
-    "dawn",
-    "and",
-    "nobody",
-    "looked",
-    "back",
-    "at",
-    "sand",
-    "wind",
-    "moon",
-    "well",
-]
+WORDS = """the caravan left oasis before dawn and nobody looked back at sand wind moon well
+    camel rope water salt town wall road star fire night""".split()
 
 
 @dataclass
@@ -158,7 +143,8 @@ def one(args: argparse.Namespace, workers: list[str]) -> None:
             asyncio.run(by_server(url))
     ratios = [s / r for s, r in zip(server, run, strict=True)]
     print(
-        f"ms a token: server {spread([1e3 * s for s in server])}, run {spread([1e3 * r for r in run])}"
+        f"ms a token: server {spread([1e3 * s for s in server])},"
+        f" run {spread([1e3 * r for r in run])}"
     )
     print(f"server / run: {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}); goal 1.03")
 
@@ -212,7 +198,8 @@ def first(args: argparse.Namespace, workers: list[str]) -> None:
             asyncio.run(both(url, random.Random(args.seed + number)))
     print(f"a micro-batch of {ubatch} tokens: {spread(alone[1:])} ms")
     print(
-        f"first token of a short request after a prompt of {n_long}: {spread(found[1:])} micro-batches; goal 4"
+        f"first token of a short request after a prompt of {n_long}: {spread(found[1:])}"
+        " micro-batches; goal 4"
     )
 
 
@@ -273,7 +260,8 @@ def many(args: argparse.Namespace, workers: list[str]) -> None:
     for index in different[:5]:
         same = len(common(alone[index], found[index]))
         print(
-            f"  {index}: after {same} characters: {alone[index][same:][:30]!r} / {found[index][same:][:30]!r}"
+            f"  {index}: after {same} characters: {alone[index][same:][:30]!r}"
+            f" / {found[index][same:][:30]!r}"
         )
     for error in errors[:5]:
         print(" ", error)
