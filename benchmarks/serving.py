@@ -35,8 +35,7 @@ from measure import machine, spread
 
 _RATE = re.compile(r"^decode: \d+ tokens, ([0-9.]+) t/s", re.M)
 _READY = re.compile(r"http://\S+")
-WORDS = """the caravan left oasis before dawn and nobody looked back at sand wind moon well
-    camel rope water salt town wall road star fire night""".split()
+TALE = "the caravan left an oasis before dawn, and nobody looked back at all"
 
 
 @dataclass
@@ -102,7 +101,7 @@ async def complete(client: httpx.AsyncClient, prompt: str | list[int], n: int, *
 
 
 def text(dice: random.Random, words: int) -> str:
-    return " ".join(dice.choice(WORDS) for _ in range(words))
+    return " ".join(dice.choice(TALE.split()) for _ in range(words))
 
 
 def one(args: argparse.Namespace, workers: list[str]) -> None:
