@@ -40,6 +40,8 @@ if TYPE_CHECKING:
         agenerate,
         connect,
         generate,
+        json_grammar,
+        json_schema_grammar,
         local_devices,
         register,
     )
@@ -79,6 +81,8 @@ _HOME = {
     "connect": "caravan.llm",
     "generate": "caravan.llm",
     "iterate": "caravan.batching",
+    "json_grammar": "caravan.llm",
+    "json_schema_grammar": "caravan.llm",
     "local_devices": "caravan.llm",
     "register": "caravan.llm",
 }
@@ -117,6 +121,8 @@ __all__ = [
     "connect",
     "generate",
     "iterate",
+    "json_grammar",
+    "json_schema_grammar",
     "local_devices",
     "register",
 ]

@@ -10,9 +10,9 @@ import pytest
 from caravan.errors import SamplingError, UsageError
 from caravan.llm import Model
 from caravan.llm.constraint import Constraint
-from caravan.llm.gbnf import Chars, Ref, Repeat, parse
-from caravan.llm.gbnf_plain import plain
-from caravan.llm.gbnf_safety import require_safe
+from caravan.llm.grammar.gbnf import Chars, Ref, Repeat, parse
+from caravan.llm.grammar.plain import plain
+from caravan.llm.grammar.safety import require_safe
 
 
 def fits(model: Model, grammar: str, text: str) -> bool:

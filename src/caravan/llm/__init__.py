@@ -13,6 +13,7 @@ from caravan.llm.conversation import Chat
 from caravan.llm.cores import physical_cores
 from caravan.llm.devices import EngineDevice, LocalDevice, local_devices
 from caravan.llm.generation import GenerationStats, generate
+from caravan.llm.grammar import json_grammar, json_schema_grammar
 from caravan.llm.loading import DeviceLoad
 from caravan.llm.model import Model
 from caravan.llm.needs import DeviceNeeds, Needs
@@ -43,6 +44,8 @@ __all__ = [
     "agenerate",
     "connect",
     "generate",
+    "json_grammar",
+    "json_schema_grammar",
     "local_devices",
     "physical_cores",
     "register",

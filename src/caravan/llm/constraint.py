@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from caravan import engine
 from caravan.errors import UsageError
 from caravan.llm.candidates import Candidates
-from caravan.llm.gbnf import parse
-from caravan.llm.gbnf_plain import plain
-from caravan.llm.gbnf_safety import require_safe
-from caravan.llm.gbnf_ways import Ways
+from caravan.llm.grammar.gbnf import parse
+from caravan.llm.grammar.plain import plain
+from caravan.llm.grammar.safety import require_safe
+from caravan.llm.grammar.ways import Ways
 from caravan.llm.model import Model
 from caravan.llm.refusal import reason
 

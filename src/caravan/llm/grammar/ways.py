@@ -9,8 +9,8 @@ from __future__ import annotations
 import codecs
 
 from caravan.errors import SamplingError
-from caravan.llm.gbnf import Chars
-from caravan.llm.gbnf_plain import Plain
+from caravan.llm.grammar.gbnf import Chars
+from caravan.llm.grammar.plain import Plain
 
 _MOST = 2_000
 _EMPTY = 0

@@ -1,11 +1,11 @@
 """A grammar's rules without repetitions, as the engine unfolds them.
 
-Called by `constraint`, for `gbnf_safety` and `gbnf_ways`.
+Called by `constraint`, for `safety` and `ways`.
 """
 
 from __future__ import annotations
 
-from caravan.llm.gbnf import Chars, Item, Ref, Repeat, Rules
+from caravan.llm.grammar.gbnf import Chars, Item, Ref, Repeat, Rules
 
 Plain = dict[str, list[tuple[Chars | Ref, ...]]]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from caravan.errors import UsageError
-from caravan.llm.gbnf import Chars, Ref
-from caravan.llm.gbnf_plain import Plain
+from caravan.llm.grammar.gbnf import Chars, Ref
+from caravan.llm.grammar.plain import Plain
 
 _MOST_WAYS = 10_000
 _MOST_CHAIN = 1_000
