@@ -62,6 +62,16 @@ def test_the_one_for_tools(model, monkeypatch):
     assert template.render([USER], tools=[{"x": 1}]) == 'tools [{"x": 1}]'
 
 
+def test_calls_are_looked_for_as_the_one_for_tools_writes_them():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    template = ChatTemplate("{{ 1 }}", tool_source="{{ 1 }}<|python_tag|>")
+    calls = template.calls(tools)
+    assert calls.feed('<|python_tag|>{"name": "f"}') == []
+    (delta,) = calls.finish()
+    assert delta.call is not None and delta.call.name == "f"
+    assert template.call_schema(tools, "f")["required"] == ["name", "parameters"]
+
+
 @pytest.mark.parametrize("add_bos", [False, True])
 def test_a_beginning_is_there_once(add_bos):
     template = ChatTemplate(PLAIN, bos="<s>", add_bos=add_bos)

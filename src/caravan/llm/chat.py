@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from caravan.errors import UsageError
 from caravan.llm.model import Model
+from caravan.llm.tools import ToolCalls, call_schema
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -159,6 +160,16 @@ class ChatTemplate:
             self._ends(end) or self._ends(end.lstrip()) or (self._eos and end.startswith(self._eos))
         )
         return () if told or not 2 < len(end) <= _LONGEST_STOP else (end,)
+
+    # calls of tools
+
+    def calls(self, tools: Sequence[Mapping[str, Any]]) -> ToolCalls:
+        """What takes the calls of these tools out of one answer."""
+        return ToolCalls(self.tool_source or self.source, tools)
+
+    def call_schema(self, tools: Sequence[Mapping[str, Any]], name: str = "") -> dict[str, Any]:
+        """JSON Schema of an answer that is a call of one of them, or of that one; see `tools`."""
+        return call_schema(self.tool_source or self.source, tools, name)
 
     # what it wants
 
