@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -45,6 +46,12 @@ def test_several(smollm2):
     ]
     assert all("length, 4 tokens" in line for line in lines[:-1])
     assert re.fullmatch(r"12 tokens in \d+ steps", lines[-1])
+
+
+def test_json_schema(smollm2):
+    text, _, last = run("json_schema", "--model", str(smollm2)).rstrip("\n").rpartition("\n")
+    found = json.loads(text)
+    assert last == f"{found['name']} | {found['born']} | {found['city']}"
 
 
 def test_resume(smollm2):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 
 from caravan.errors import UsageError
+from caravan.llm import SamplingParams, generate
 from caravan.llm.chat import ChatTemplate
 
 PLAIN = (
@@ -69,7 +71,34 @@ def test_calls_are_looked_for_as_the_one_for_tools_writes_them():
     assert calls.feed('<|python_tag|>{"name": "f"}') == []
     (delta,) = calls.finish()
     assert delta.call is not None and delta.call.name == "f"
-    assert template.call_schema(tools, "f")["required"] == ["name", "parameters"]
+    assert "parameters" in template.call_grammar(tools, "f")
+
+
+@pytest.mark.parametrize("name", ["", "weather"])
+def test_a_call_that_must_be_is_one(name, context):
+    defined = {"City": {"enum": ["Paris", "Rome"]}}
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"$ref": "#/$defs/City"}},
+        "required": ["city"],
+        "additionalProperties": False,
+        "$defs": defined,
+    }
+    function = {"name": "weather", "parameters": parameters}
+    tools = [{"type": "function", "function": function}]
+    tools.append({"type": "function", "function": {"name": "time"}})
+    template = ChatTemplate.of(context.model)
+    sampling = SamplingParams(temp=0, grammar=template.call_grammar(tools, name))
+    prompt = template.render([{"role": "user", "content": "The weather in Rome?"}])
+    text = "".join(generate(context, prompt, max_tokens=60, sampling=sampling))
+    calls = template.calls(tools)
+    (delta,) = calls.feed(text) + calls.finish()
+    assert delta.call is not None
+    if name or delta.call.name == "weather":
+        assert delta.call.name == "weather"
+        assert json.loads(delta.call.arguments)["city"] in ("Paris", "Rome")
+    with pytest.raises(UsageError, match="no tool 'nobody'"):
+        template.call_grammar(tools, "nobody")
 
 
 @pytest.mark.parametrize("add_bos", [False, True])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caravan.errors import UsageError
+from caravan.llm.grammar import json_schema_grammar
 from caravan.llm.model import Model
 from caravan.llm.tools import ToolCalls, call_schema
 
@@ -167,9 +168,12 @@ class ChatTemplate:
         """What takes the calls of these tools out of one answer."""
         return ToolCalls(self.tool_source or self.source, tools)
 
-    def call_schema(self, tools: Sequence[Mapping[str, Any]], name: str = "") -> dict[str, Any]:
-        """JSON Schema of an answer that is a call of one of them, or of that one; see `tools`."""
-        return call_schema(self.tool_source or self.source, tools, name)
+    def call_grammar(self, tools: Sequence[Mapping[str, Any]], name: str = "") -> str:
+        """The grammar of an answer that is a call of one of them, or of the one of that name.
+
+        Raises UsageError for no such tool, and for parameters that no grammar can be made of.
+        """
+        return json_schema_grammar(call_schema(self.tool_source or self.source, tools, name))
 
     # what it wants
 
