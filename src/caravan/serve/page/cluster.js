@@ -76,7 +76,7 @@ export class Cluster {
     const ended = Object.values(work.finished).reduce((sum, number) => sum + number, 0);
     const refused = work.refused ? `, ${count(work.refused)} refused` : "";
     const cached = work.n_cached ? ` (and ${count(work.n_cached)} cached)` : "";
-    const text = `${count(ended)} answers${refused} · ${count(work.n_gen)} tokens generated, ${count(work.n_prompt)} read${cached}`;
+    const text = `${count(ended)} answer${ended === 1 ? "" : "s"}${refused} · ${count(work.n_gen)} tokens generated, ${count(work.n_prompt)} read${cached}`;
     say(byId("totals"), text);
   }
 

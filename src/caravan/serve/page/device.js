@@ -87,7 +87,10 @@ export class Card {
     if (!total) return;
     const ours = Object.values(used).reduce((sum, size) => sum + size, 0);
     const sizes = { ...used, other: Math.max(0, total - free - ours) };
-    for (const [use, part] of this.parts) part.style.width = share((sizes[use] ?? 0) / total);
+    for (const [use, part] of this.parts) {
+      part.hidden = !sizes[use];
+      part.style.width = share((sizes[use] ?? 0) / total);
+    }
     const words = USES.filter(([use]) => sizes[use]).map(([use, word]) => `${word} ${bytes(sizes[use])}`);
     const text = [...words, `free ${bytes(free)} of ${bytes(total)}`].join(", ");
     this.memory.setAttribute("aria-label", `Memory: ${text}`);
