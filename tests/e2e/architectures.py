@@ -149,11 +149,35 @@ ARCHITECTURES: dict[str, tuple[Values, Shapes]] = {
     "rwkv7": (_RWKV7, {}),
 }
 
+_ENCODER: Values = {"attention.causal": False, "attention.head_count_kv": 2, "pooling_type": 1}
+_TYPED: Values = {**_ENCODER, "tokenizer.ggml.token_type_count": 2}
 
-def make(path: Path, arch: str) -> None:
-    """Write a model of the architecture; raises ModelError when the engine wants something else."""
-    values, more = ARCHITECTURES[arch]
-    values = {**_PLAIN, **values}
+# those that make vectors of texts
+ENCODERS: dict[str, tuple[Values, Shapes]] = {
+    "bert": (
+        {**_TYPED, "pooling_type": 2},
+        {
+            "position_embd.weight": (64, 256),
+            "blk.*.attn_q.bias": (64,),
+            "blk.*.attn_k.bias": (64,),
+            "blk.*.attn_v.bias": (64,),
+            "blk.*.attn_output.bias": (64,),
+        },
+    ),
+    "nomic-bert": (_TYPED, {}),
+    "modern-bert": ({**_ENCODER, "attention.sliding_window": 16}, {}),
+    # every sixth layer sees all of the text
+    "gemma-embedding": ({**_ENCODER, **_WINDOW, "block_count": 6}, {}),
+}
+
+
+def make(path: Path, arch: str, changed: Values | None = None) -> None:
+    """Write a model of the architecture; raises ModelError when the engine wants something else.
+
+    `changed`: values that are not those of the table.
+    """
+    values, more = {**ARCHITECTURES, **ENCODERS}[arch]
+    values = {**_PLAIN, **values, **(changed or {})}
     tensors: Shapes = {"token_embd.weight": (64, VOCAB)}
     for name, shape in more.items():
         layers = range(3 if "[0-2]" in name else values["block_count"])
@@ -182,7 +206,7 @@ def _write(path: Path, arch: str, values: Values, tensors: Shapes) -> None:
     writer = GGUFWriter(str(path), arch)
     writer.add_string("tokenizer.ggml.model", "no_vocab")
     for name, value in {**values, "vocab_size": VOCAB}.items():
-        key = name if name.startswith("xielu") else f"{arch}.{name}"
+        key = name if name.startswith(("xielu", "tokenizer")) else f"{arch}.{name}"
         if isinstance(value, bool):
             writer.add_bool(key, value)
         elif isinstance(value, int):

@@ -21,6 +21,8 @@ N_PROMPT = 70
 N_GEN = 14
 GREEDY = SamplingParams(temp=0)
 SEEDED = SamplingParams(temp=1.0, seed=3, repeat_penalty=1.2)
+# the grammar belongs to a vocabulary, which is another one after a loss
+BOUND = SamplingParams(temp=1.0, seed=3, grammar='root ::= (" " [A-Z] [a-z]+)+')
 
 
 def session_of(worker: caravan.Worker) -> int:
@@ -71,7 +73,7 @@ def texts(smollm2: Path, tokens: list[int]) -> dict[SamplingParams, list[str]]:
         caravan.connect(workers.endpoints) as cluster,
         Model(smollm2, devices=cluster.devices) as model,
     ):
-        for sampling in (GREEDY, SEEDED):
+        for sampling in (GREEDY, SEEDED, BOUND):
             with Context(model, PARAMS) as context:
                 found[sampling] = [*pieces(context, tokens, sampling)]
     return found
@@ -105,6 +107,7 @@ class Killer:
         (1, "worker", GREEDY),
         (0, "worker", SEEDED),
         (1, "session", SEEDED),
+        (1, "session", BOUND),
     ],
     ids=lambda value: "" if isinstance(value, SamplingParams) else str(value),
 )

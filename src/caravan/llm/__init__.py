@@ -12,6 +12,7 @@ from caravan.llm.context import Context
 from caravan.llm.conversation import Chat
 from caravan.llm.cores import physical_cores
 from caravan.llm.devices import EngineDevice, LocalDevice, local_devices
+from caravan.llm.embedding import Embedder
 from caravan.llm.generation import GenerationStats, generate
 from caravan.llm.grammar import json_grammar, json_schema_grammar
 from caravan.llm.loading import DeviceLoad
@@ -29,6 +30,7 @@ __all__ = [
     "ContextParams",
     "DeviceLoad",
     "DeviceNeeds",
+    "Embedder",
     "EngineDevice",
     "GenerationStats",
     "LocalDevice",

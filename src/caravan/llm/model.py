@@ -25,7 +25,7 @@ from caravan.llm.devices import EngineDevice, Hold, check_all, check_count
 from caravan.llm.fake import check_simulated, load_fake
 from caravan.llm.loader import Loader, OnLoad, Progress
 from caravan.llm.needs import Needs
-from caravan.llm.params import ContextParams, ModelParams, c_model_params
+from caravan.llm.params import POOLINGS, ContextParams, ModelParams, c_model_params
 from caravan.llm.placement import place_layers
 from caravan.llm.planning import first_split
 from caravan.llm.refusal import Refusals, reason
@@ -57,7 +57,10 @@ class Model:
         description: such as `llama 135M Q4_1`.
         size: bytes of all tensors.
         n_params, n_layer, n_embd, n_ctx_train, n_vocab: of the model.
+        n_embd_out: numbers of an embedding.
         has_encoder, is_recurrent: what kind of model it is.
+        is_causal: a token knows those before it only, as its file says.
+        pooling: how its file says that embeddings of tokens become one; empty where it does not.
         bos, eos: the tokens that begin and end a sequence, or None.
         add_bos: whether a prompt begins with `bos`.
         handle: address of the llama_model; 0 once closed. Another one after a loss.
@@ -206,12 +209,26 @@ class Model:
         # layers for speculative decoding stand behind the model's own, and are placed with them
         self._n_extra: int = llama.model_n_layer_nextn(handle)
         self.n_embd: int = llama.model_n_embd(handle)
+        self.n_embd_out: int = llama.model_n_embd_out(handle)
         self.n_ctx_train: int = llama.model_n_ctx_train(handle)
         self.has_encoder: bool = llama.model_has_encoder(handle)
         self.is_recurrent: bool = llama.model_is_recurrent(handle)
+        self.is_causal = self._said("attention.causal") != "false"
+        poolings = {str(number): word for word, number in POOLINGS.items()}
+        self.pooling = poolings.get(self._said("pooling_type"), "")
         words = self._words
         self.n_vocab, self.bos, self.eos = words.size, words.bos, words.eos
         self.add_bos = words.add_bos
+
+    def _said(self, key: str) -> str:
+        """What its file says of its architecture; empty where it says nothing."""
+        arch = self._value("general.architecture")
+        return self._value(f"{arch}.{key}")
+
+    def _value(self, key: str) -> str:
+        text = ctypes.create_string_buffer(128)
+        self._llama.model_meta_val_str(self.handle, key.encode(), text, len(text))
+        return text.value.decode("utf-8", "replace")
 
     def __repr__(self) -> str:
         where = ", ".join(device.name for device in self.devices) or "CPU"

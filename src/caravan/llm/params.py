@@ -21,6 +21,8 @@ from caravan.llm.devices import EngineDevice
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 _LAZY_MODES = {"off": 0, "auto": 1, "on": 2}
+POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
+_POOLINGS = {"auto": -1, **POOLINGS}
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -80,6 +82,8 @@ class ContextParams:
         flash_attn: `on`, `off` or `auto`.
         offload_kqv: keep the attention's memory with the layers.
         embeddings: compute embeddings of all tokens.
+        pooling: how they become one of the text: `none`, `mean`, `cls` (the first), `last`, `rank`,
+            or `auto`, as the model says.
         op_offload: let devices compute big operations on weights that the host holds.
         swa_full: full memory for layers that look at a window only; needed to go back.
         kv_unified: one memory for all conversations.
@@ -97,6 +101,7 @@ class ContextParams:
     flash_attn: str = "auto"
     offload_kqv: bool = True
     embeddings: bool = False
+    pooling: str = "auto"
     op_offload: bool = True
     swa_full: bool = True
     kv_unified: bool = False
@@ -118,6 +123,7 @@ class ContextParams:
             ("type_k", TYPE_NUMBERS),
             ("type_v", TYPE_NUMBERS),
             ("flash_attn", _FLASH_ATTENTION),
+            ("pooling", _POOLINGS),
         ):
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
@@ -189,5 +195,6 @@ def c_context_params(params: ContextParams) -> Any:
     result.n_threads_batch = params.n_threads_batch or threads
     result.type_k = TYPE_NUMBERS[params.type_k]
     result.type_v = TYPE_NUMBERS[params.type_v]
+    result.pooling_type = _POOLINGS[params.pooling]
     result.flash_attn_type = _FLASH_ATTENTION[params.flash_attn]
     return result

@@ -58,6 +58,7 @@ class RawContext:
         n_ubatch: most tokens it computes at once.
         step: how many of them are given to it, if nothing speaks for more.
         keeps: whether it keeps what it has read; some models do not.
+        whole: whether all of a text has to be computed at once.
     """
 
     def __init__(self, model: Model, params: ContextParams) -> None:
@@ -130,9 +131,9 @@ class RawContext:
         self._memory: int | None = llama.get_memory(handle)
         self.keeps = self._memory is not None
         # without causal attention the engine computes all of a call at once, or ends the process
-        whole = not (self.keeps and llama.get_causal_attn(handle))
+        self.whole = not (self.keeps and llama.get_causal_attn(handle))
         n_ubatch = self.n_ubatch
-        self.n_batch: int = n_ubatch if whole else llama.n_batch(handle)
+        self.n_batch: int = n_ubatch if self.whole else llama.n_batch(handle)
         # The CPU computes inside the call and has no pipeline to fill, so it can be stopped sooner.
         self.step = self.n_batch if self._model.devices else min(n_ubatch, self.n_batch)
 
@@ -245,6 +246,17 @@ class RawContext:
         self.synchronize()
         with self._calling:
             values = (ctypes.c_float * self._model.n_vocab).from_address(self._find_logits(i))
+            return np.array(values, np.float32)
+
+    def embedding(self, sequence: int) -> NDArray[np.float32]:
+        """A copy of the pooled embedding of what a sequence has read in the newest call, once it is
+        there; raises DecodeError where there is none."""
+        self.synchronize()
+        with self._calling:
+            address = self._llama.get_embeddings_seq(self.require_open(), sequence)
+            if not address:
+                raise DecodeError("no embedding: none was asked for")
+            values = (ctypes.c_float * self._model.n_embd_out).from_address(address)
             return np.array(values, np.float32)
 
     def sample(self, chain: int, i: int) -> int:
