@@ -14,11 +14,12 @@ from caravan.cli.streamed import Streamed
 from caravan.cli.talk import COMMANDS, Talk
 from caravan.errors import DecodeError, StateError, UsageError, WorkerLost
 from caravan.llm import GenerationStats, opening
-from caravan.llm.resume import Resumed
+from caravan.llm.resume import Resume, Resumed
 
 
 class FakeContext:
     n_past, n_ctx = 12, 256
+    resume: Resume | None = None
 
 
 class FakeChat:
@@ -143,6 +144,8 @@ def test_files(chat, capsys, monkeypatch):
 def test_the_system_prompt(chat, capsys):
     talk(chat, "/system", "/system Be  kind.", "/system")
     assert chat.system == "Be  kind."
+    talk(chat, "/system\nBe kind.\nOr not.", quiet=True)
+    assert chat.system == "Be kind.\nOr not."
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("(none of yours")
     assert lines[-1] == "Be  kind."
@@ -199,18 +202,34 @@ def test_an_error_is_told_and_it_goes_on(error, chat, capsys):
         talk(chat, "one", screen=False)
 
 
-def test_a_worker_that_is_lost_for_good_is_the_end(chat):
+def test_a_worker_that_is_lost_is_the_end_unless_it_may_come_back(chat, capsys):
     chat.error = WorkerLost("a:1", "RPC0", "GET", OSError("gone"))
     with pytest.raises(WorkerLost):
         talk(chat, "one", "not read")
+    chat.context.resume = Resume()
+    talk(chat, "one", "two")
+    assert capsys.readouterr().err.count("caravan: error: lost RPC0 at a:1") == 2
+    with pytest.raises(WorkerLost):
+        talk(chat, "one", "not read", screen=False)
 
 
 def test_ctrl_c_stops_an_answer(chat, capsys):
     chat.error = KeyboardInterrupt()
     talk(chat, "one", "two")
-    assert capsys.readouterr().err == "caravan: stopped\n" * 2
+    # on a line of its own, below the ^C that the terminal shows
+    assert capsys.readouterr() == ("one \ntwo \n", "caravan: stopped\n" * 2)
     with pytest.raises(KeyboardInterrupt):
         talk(chat, "one", screen=False)
+
+
+def test_ctrl_c_stops_a_command(chat, capsys):
+    def save(path) -> None:
+        raise KeyboardInterrupt
+
+    chat.save = save
+    talk(chat, "/save x", "one")
+    assert capsys.readouterr().err == "caravan: stopped\n"
+    assert chat.messages == ["one"]
 
 
 def test_ctrl_c_twice_ends(chat, capsys):

@@ -8,7 +8,7 @@ import pytest
 
 import caravan
 from e2e.processes import caravan as run
-from e2e.processes import children, kill, wait_for
+from e2e.processes import children, kill, running, wait_for
 from e2e.terminals import terminal
 from e2e.test_resume_command import session_of, settle
 
@@ -108,6 +108,28 @@ def test_a_loss_is_told_and_the_answer_goes_on(words, workers, environment):
             told.append(re.sub(r"caravan: .*\n", "", text).replace("\n", ""))
     # a line that was broken off by the one that tells of the loss
     assert told[0] == told[1]
+
+
+def test_a_worker_that_comes_back_after_ctrl_c(smollm2, environment):
+    words = (*WORDS, "-n", "40", "--chat-template", PLAIN, "-m", str(smollm2))
+    with caravan.Worker("CPU:1") as worker:
+        options = ("--rpc", worker.endpoint, "--resume-wait", "600")
+        port = worker.endpoint.rpartition(":")[2]
+        with terminal(*words, *options, environment=environment) as screen:
+            screen.say(COUNT)
+            screen.shows("four, five")
+            worker.close()
+            screen.shows("waiting for it, 600 s at most")
+            screen.press("\x03")
+            screen.shows("caravan: stopped")
+            with running("worker", "-p", port, "-d", "CPU:1") as again:
+                wait_for(lambda: "worker ready" in again.text)
+                screen.say("Go on,")
+                screen.shows("tokens replayed")
+                screen.shows("ended after 40 tokens")
+                screen.say("/exit")
+                assert screen.finish() == 0
+                again.interrupt()
 
 
 def test_a_pipe(words, tmp_path):

@@ -28,6 +28,11 @@ class Streamed:
         sys.stdout.write(text)
         sys.stdout.flush()
 
+    def break_line(self) -> None:
+        """After the ^C that a terminal shows."""
+        click.echo()
+        self._begun = False
+
     def end_line(self) -> None:
         """On a screen, what is told next begins a new line."""
         if self._begun and sys.stdout.isatty():

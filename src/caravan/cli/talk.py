@@ -73,7 +73,7 @@ class Talk:
     def take(self, line: str) -> bool:
         """What one line says; False: it is the end."""
         text = line.strip()
-        word, _, rest = text.partition(" ")
+        word, rest = (*text.split(None, 1), "", "")[:2]
         if word == "/exit":
             return False
         try:
@@ -81,17 +81,24 @@ class Talk:
                 # a text that begins with /
                 self._answer(lambda: self._chat.say(text[1:]))
             elif text.startswith("/"):
-                self._command(word, rest.strip())
+                self._command(word, rest)
             elif text:
                 self._answer(lambda: self._chat.say(text))
-        except WorkerLost:
-            raise
+        except KeyboardInterrupt:
+            if not self._screen:
+                raise
+            self._out.break_line()
+            self._note("stopped")
         except CaravanError as exc:
             self._out.end_line()
-            if not self._screen:
+            if not self._screen or self._is_over(exc):
                 raise
             tell(f"error: {exc}")
         return True
+
+    def _is_over(self, exc: CaravanError) -> bool:
+        """Whether nothing can come after it; what was lost may be back when it is next used."""
+        return isinstance(exc, WorkerLost) and self._chat.context.resume is None
 
     def _command(self, word: str, rest: str) -> None:
         commands: dict[str, Callable[[str], None]] = {
@@ -118,11 +125,6 @@ class Talk:
         try:
             for piece in pieces:
                 self._out.write(piece)
-        except KeyboardInterrupt:
-            if not self._screen:
-                raise
-            self._out.end_line()
-            self._note("stopped")
         finally:
             close = getattr(pieces, "close", None)
             if close is not None:
