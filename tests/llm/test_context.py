@@ -309,3 +309,26 @@ def test_threads_with_contexts_of_their_own(model, tokens):
     for thread in threads:
         thread.join()
     assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize("call", ["rewind", "clear", "restore_state"])
+def test_ctrl_c_in_the_middle_of_going_back_leaves_one_truth(call, context, monkeypatch):
+    """What the context knows and what the engine holds are the same."""
+    context.decode([1, 2, 3, 4])
+    state = context.save_state()
+    context.decode([5, 6])
+    raw = context._raw
+    own = getattr(raw, call)
+
+    def pressed(*arguments):
+        result = own(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(raw, call, pressed)
+    words = {"rewind": (3,), "clear": (), "restore_state": (state, [1, 2, 3, 4])}[call]
+    with pytest.raises(KeyboardInterrupt):
+        getattr(context, call)(*words)
+    expected = {"rewind": [1, 2, 3], "clear": [], "restore_state": [1, 2, 3, 4]}[call]
+    assert context.tokens == expected
+    assert context.n_past == raw.positions() == len(expected)

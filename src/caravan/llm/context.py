@@ -162,17 +162,30 @@ class Context(Lasting):
             raise DecodeError(f"cannot go to token {n_past}: the context holds {self.n_past}")
         if n_past == self.n_past:
             return
-        if not self._surviving(lambda: self._require_raw().rewind(n_past)):
+
+        def go_back() -> bool:
+            # one step for Ctrl-C: what is known here is what the engine holds
+            with interrupt.deferred():
+                if not self._require_raw().rewind(n_past):
+                    return False
+                self._history.rewind(n_past)
+                self.n_past = n_past
+                return True
+
+        if not self._surviving(go_back):
             raise DecodeError(f"this model cannot go back to token {n_past}")
-        self._history.rewind(n_past)
-        self.n_past = n_past
 
     def clear(self) -> None:
         """Forget everything."""
         self._require_raw()
-        self._history.clear()
-        self.n_past = 0
-        self._surviving(lambda: self._require_raw().clear())
+
+        def forget() -> None:
+            with interrupt.deferred():
+                self._history.clear()
+                self.n_past = 0
+                self._require_raw().clear()
+
+        self._surviving(forget)
 
     def synchronize(self) -> None:
         """Wait until everything is computed; raises WorkerLost if a device was lost meanwhile."""
@@ -206,11 +219,19 @@ class Context(Lasting):
 
         `tokens`: those that it holds then, for `tokens`.
         """
-        if not self._surviving(lambda: self._require_raw().restore_state(state)):
+
+        def restore() -> bool:
+            with interrupt.deferred():
+                raw = self._require_raw()
+                if not raw.restore_state(state):
+                    return False
+                self.n_past = raw.positions()
+                self._history.restored(state, self.n_past, tokens)
+                return True
+
+        if not self._surviving(restore):
             self.clear()
             return False
-        self.n_past = self._surviving(lambda: self._require_raw().positions())
-        self._history.restored(state, self.n_past, tokens)
         return True
 
     def save(self, path: str | os.PathLike[str], more: Mapping[str, Any] | None = None) -> None:
