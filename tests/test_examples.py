@@ -48,6 +48,13 @@ def test_several(smollm2):
     assert re.fullmatch(r"12 tokens in \d+ steps", lines[-1])
 
 
+def test_embeddings(smollm2):
+    lines = run("embeddings", "--model", str(smollm2)).splitlines()
+    assert lines[0] == "4 vectors of 576 numbers"
+    assert lines[1].endswith("A kitten is lying on the couch.")
+    assert len(lines) == 4
+
+
 def test_json_schema(smollm2):
     text, _, last = run("json_schema", "--model", str(smollm2)).rstrip("\n").rpartition("\n")
     found = json.loads(text)
