@@ -161,6 +161,7 @@ def test_the_template_has_the_word(source, words):
     [
         ("{{ c.function.arguments|tojson }}", '{"a": "ü"}'),
         ("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}", "a=ü"),
+        ("{% for k, v in c.function.arguments.items() %}'{{ v }}'{% endfor %}", "'ü'"),
         ("{{ '{' + c.function.arguments + '}' }}", '{{"a": "ü"}}'),
         ("{{ c.function.arguments }}", '{"a": "ü"}'),
     ],

@@ -126,6 +126,43 @@ FORMS = [
         [WEATHER],
     ),
     ("<|tool_call|>", f"<|tool_call|>[{CALL}]<|/tool_call|>", "", [WEATHER]),
+    ("<|function_call|>", f"<|function_call|>{CALL}", "", [WEATHER]),
+    (
+        "<|START_ACTION|>",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": '
+        f"{ARGUMENTS}}}\n]<|END_ACTION|>",
+        "",
+        [WEATHER],
+    ),
+    # the same where the marks are tokens without a text
+    (
+        "<|START_ACTION|>",
+        f'[\n{{"tool_call_id": "0", "tool_name": "weather", "parameters": {ARGUMENTS}}}\n]',
+        "",
+        [WEATHER],
+    ),
+    (
+        "｜DSML｜",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Köln</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "",
+        [WEATHER],
+    ),
+    (
+        "<function name=",
+        'So <function name="weather"><param name="city">Köln</param>'
+        '<param name="days">2</param></function><function name="time"></function>',
+        "So",
+        [WEATHER, TIME],
+    ),
+    (
+        "<|tool_call>",
+        '<|tool_call>call:weather{city:<|"|>Köln<|"|>,days:2}<tool_call|>',
+        "",
+        [WEATHER],
+    ),
     ("nothing", f"<tool_call>{CALL}</tool_call>", "", [WEATHER]),
 ]
 
@@ -198,6 +235,12 @@ def test_values_without_quotes_are_what_the_schema_says():
     text = f"<tool_call><function=f>{written}</function></tool_call>"
     expected = {"text": "12", "number": 1.5, "flag": True, "other": "[1"}
     assert split(CODER, text, tools=tools) == ("", [("f", expected)])
+
+
+def test_texts_between_other_quotes():
+    text = '<|tool_call>call:f{a:[<|"|>x, y: "z"<|"|>,{b:true}],c:{}}<tool_call|>'
+    expected = {"a": ['x, y: "z"', {"b": True}], "c": {}}
+    assert split("<|tool_call>", text) == ("", [("f", expected)])
 
 
 def test_text_is_not_held_longer_than_it_must_be():

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
 class Block(NamedTuple):
-    """Marks around calls. Without a `close` they go on to the end of the answer."""
+    """Marks around calls. Without a `close` they go on to the end of the answer.
+
+    `sign`: what a template has that writes them, if it is not `open`.
+    """
 
     open: str
     close: str
+    sign: str = ""
 
 
 BLOCKS = (
@@ -25,6 +29,12 @@ BLOCKS = (
     Block("<TOOLCALL>", "</TOOLCALL>"),
     Block("<minimax:tool_call>", "</minimax:tool_call>"),
     Block("<function=", "</function>"),
+    Block("<function name=", "</function>"),
+    Block("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "｜DSML｜"),
+    Block("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", "｜DSML｜"),
+    Block("<|START_ACTION|>", "<|END_ACTION|>"),
+    Block("<|tool_call>", "<tool_call|>"),
+    Block("<|function_call|>", ""),
     Block("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     Block("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     Block("<|tool_call|>", ""),
@@ -44,10 +54,22 @@ _BETWEEN = re.compile(
     r"|<\|tool_call_(?:begin|end)\|>|<\|/?tool_call\|>|<\|python_tag\|>)*"
 )
 _FUNCTION = re.compile(r"<function=(?P<name>[^>\s]+)>(?P<body>.*?)(?:</function>|\Z)", re.S)
-_INVOKE = re.compile(r"<invoke name=\"(?P<name>[^\"]+)\">(?P<body>.*?)</invoke>", re.S)
-_PARAMETER = re.compile(
-    r"<parameter(?:=| name=\")(?P<key>[^>\"]+)\"?>(?P<value>.*?)(?:</parameter>|\Z)", re.S
+# names of tags may have something before them
+_SPACE = r"(?:｜DSML｜|\w+:)?"
+_INVOKE = re.compile(
+    rf"<{_SPACE}(?:invoke|function) name=\"(?P<name>[^\"]+)\">(?P<body>.*?)"
+    rf"</{_SPACE}(?:invoke|function)>",
+    re.S,
 )
+_PARAMETER = re.compile(
+    rf"<{_SPACE}param(?:eter)?(?:=| name=\")(?P<key>[^>\"]+)\"?(?: string=\"(?P<is_text>\w+)\")?>"
+    rf"(?P<value>.*?)(?:</{_SPACE}param(?:eter)?>|\Z)",
+    re.S,
+)
+# {key:<|"|>text<|"|>,other:2}
+_LOOSE = re.compile(r"call:(?P<name>[\w.-]+)(?P<body>\{.*\})\Z", re.S)
+_LOOSE_QUOTE = '<|"|>'
+_LOOSE_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 _PAIRS = re.compile(
     r"(?P<name>[A-Za-z_][\w.-]{0,127})\s*(?P<body>(?:<arg_key>.*?</arg_value>\s*)*)\Z", re.S
 )
@@ -98,7 +120,7 @@ class Tools:
 
 def blocks_of(source: str) -> tuple[Block, ...]:
     """Those that a template writes."""
-    return tuple(block for block in BLOCKS if block.open in source) or USUAL
+    return tuple(block for block in BLOCKS if (block.sign or block.open) in source) or USUAL
 
 
 def parse(text: str, tools: Tools) -> list[Written] | None:
@@ -114,6 +136,8 @@ def _parse(text: str, tools: Tools) -> Iterator[Written]:
     tags = _FUNCTION if "<function=" in text[at : at + 10] else _INVOKE
     if tags.match(text, at):
         yield from _tagged(text, at, tags, tools)
+    elif (loose := _LOOSE.match(text.rstrip(), at)) is not None:
+        yield Written(loose["name"], _arguments(json.loads(_quoted(loose["body"]))))
     elif (pairs := _PAIRS.match(text, at)) and (pairs["body"] or pairs["name"] in tools.types):
         name = pairs["name"]
         yield _written(name, [(p["key"], p["value"]) for p in _PAIR.finditer(pairs["body"])], tools)
@@ -146,7 +170,8 @@ def of_json(value: Any) -> Written:
         value = value["function"]
     if not isinstance(value, dict):
         raise ValueError("no object")
-    name = value.get("name", value.get("function"))
+    names = (value.get(key) for key in ("name", "tool_name", "function"))
+    name = next((name for name in names if name is not None), None)
     found = [value[key] for key in ("arguments", "parameters") if key in value]
     if not isinstance(name, str) or not name or len(found) > 1:
         raise ValueError("no call")
@@ -174,10 +199,20 @@ def _tagged(text: str, at: int, tags: re.Pattern[str], tools: Tools) -> Iterator
         if body.startswith("{"):
             yield Written(name, _arguments(json.loads(body)))
             continue
-        pairs = [(p["key"], _line(p["value"])) for p in _PARAMETER.finditer(body)]
-        if not pairs and body:
+        found_pairs = [*_PARAMETER.finditer(body)]
+        if not found_pairs and body:
             raise ValueError("no parameters")
-        yield _written(name, pairs, tools)
+        pairs = [(p["key"], _line(p["value"])) for p in found_pairs]
+        texts = {p["key"].strip() for p in found_pairs if p["is_text"] == "true"}
+        yield _written(name, pairs, tools, texts)
+
+
+def _quoted(text: str) -> str:
+    """JSON of what has other quotes, and names without any."""
+    parts = text.split(_LOOSE_QUOTE)
+    parts[::2] = [_LOOSE_KEY.sub(r'\1"\2":', part) for part in parts[::2]]
+    parts[1::2] = [json.dumps(part) for part in parts[1::2]]
+    return "".join(parts)
 
 
 def _line(text: str) -> str:
@@ -185,6 +220,12 @@ def _line(text: str) -> str:
     return text.removeprefix("\n").removesuffix("\n")
 
 
-def _written(name: str, pairs: Sequence[tuple[str, str]], tools: Tools) -> Written:
-    values = {key.strip(): tools.value(name, key.strip(), text) for key, text in pairs}
+def _written(
+    name: str, pairs: Sequence[tuple[str, str]], tools: Tools, texts: Collection[str] = ()
+) -> Written:
+    """`texts`: keys whose values are texts, whatever the schema says."""
+    values = {
+        key.strip(): text if key.strip() in texts else tools.value(name, key.strip(), text)
+        for key, text in pairs
+    }
     return Written(name, json.dumps(values, ensure_ascii=False))

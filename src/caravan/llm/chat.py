@@ -6,6 +6,7 @@ tools are written, what ends an answer. Called by `conversation`, the server and
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 # texts that no template has a use for
 _PROBE, _QUESTION = "Zebra-Answer", "Zebra-Question"
-_PROBE_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}}
+_FUNCTION = {"name": "f", "description": "f", "parameters": {**_PARAMETERS, "required": ["a"]}}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
 _LONGEST_STOP = 32
 
 
@@ -197,12 +200,13 @@ class ChatTemplate:
         function = {"name": "f", "arguments": {"a": _PROBE}}
         call = {"id": "call00000", "type": "function", "function": function}
         messages = [_message("user", _QUESTION), _message("assistant", "") | {"tool_calls": [call]}]
-        try:
-            text = self._rendered(self._tool_template, messages, tools=[_PROBE_TOOL])
-        except UsageError:
-            return False
-        # an object that was made a text by Python is no JSON
-        return _PROBE in text and f"'{_PROBE}'" not in text
+        for tools in (_TOOLS, None):
+            with contextlib.suppress(UsageError):
+                text = self._rendered(self._tool_template, messages, tools=tools)
+                # an object that was made a text by Python is no JSON
+                if _PROBE in text and f"'a': '{_PROBE}'" not in text:
+                    return True
+        return False
 
     def _with_arguments(self, message: Message) -> dict[str, Any]:
         calls = message.get("tool_calls")

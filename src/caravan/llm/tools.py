@@ -20,7 +20,10 @@ _LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 24
 _ANYTHING: Mapping[str, Any] = {"type": "object"}
 # how an object begins that may be a call
-_KEYS = ("name", "type", "function", "id", "arguments", "parameters")
+_KEYS = (
+    *("name", "tool_name", "type", "function"),
+    *("id", "tool_call_id", "arguments", "parameters"),
+)
 # what stands between a name and its arguments where the name comes first, whole and in part
 _TO_ARGUMENTS = re.compile(r"\s*(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)")
 _PERHAPS_TO_ARGUMENTS = re.compile(
