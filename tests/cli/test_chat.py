@@ -141,6 +141,14 @@ def test_files(chat, capsys, monkeypatch):
     assert "will be read again, for this model" in capsys.readouterr().err
 
 
+def test_no_other_file_is_replaced(chat, capsys, tmp_path):
+    path = tmp_path / "notes"
+    path.write_text("precious")
+    talk(chat, f"/save {path}")
+    assert capsys.readouterr().err == f"caravan: error: {path} is something else, and stays\n"
+    assert chat.files == {}
+
+
 def test_the_system_prompt(chat, capsys):
     talk(chat, "/system", "/system Be  kind.", "/system")
     assert chat.system == "Be  kind."

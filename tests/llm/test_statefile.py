@@ -65,6 +65,23 @@ def test_an_empty_context(context, tmp_path):
     assert (context.n_past, context.tokens) == (0, [])
 
 
+def test_a_link_stays_one(saved, context, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(saved)
+    context.decode_one(3)
+    context.save(link)
+    assert link.is_symlink()
+    assert len(Saved.read(saved).tokens) == context.n_past
+
+
+def test_what_may_be_replaced(saved, tmp_path):
+    other, empty = tmp_path / "other", tmp_path / "empty"
+    other.write_text("precious")
+    empty.touch()
+    found = [Saved.may_replace(path) for path in (saved, tmp_path / "none", empty, other, tmp_path)]
+    assert found == [True, True, True, False, False]
+
+
 def test_a_file_is_nobody_elses_to_read(saved):
     assert os.stat(saved).st_mode & 0o777 == 0o600
 
@@ -94,8 +111,11 @@ def test_what_is_no_file(context, tmp_path):
             context.load(path)
     with pytest.raises(StateError, match=r"cannot write .*/x: No such file"):
         context.save(tmp_path / "none" / "x")
-    with pytest.raises(StateError, match=f"cannot write {tmp_path}: "):
-        context.save(tmp_path)
+    for path in (tmp_path, "/dev/null"):
+        with pytest.raises(StateError, match=f"cannot write {path}: it is no file"):
+            context.save(path)
+    with pytest.raises(StateError, match="/dev/zero is no saved conversation"):
+        context.load("/dev/zero")
     assert list(tmp_path.iterdir()) == []
 
 

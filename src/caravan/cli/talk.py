@@ -162,7 +162,11 @@ class Talk:
         )
 
     def _save(self, name: str) -> None:
+        from caravan.llm.statefile import Saved
+
         path = _path(name, "/save")
+        if not Saved.may_replace(path):
+            raise UsageError(f"{path} is something else, and stays")
         self._chat.save(path)
         self._note(f"{self._size()} are in {path}")
 

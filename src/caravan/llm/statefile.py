@@ -69,7 +69,10 @@ class Saved:
 
         Raises StateError.
         """
-        target = Path(path)
+        # where a link shows; and a device must not become a file
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            raise StateError(f"cannot write {path}: it is no file")
         header = {
             "model": self.model,
             "formats": self.formats,
@@ -91,7 +94,11 @@ class Saved:
         not what was written."""
         source = Path(path)
         try:
-            data = source.read_bytes()
+            with open(source, "rb") as file:
+                # before all of what may be anything
+                data = file.read(len(_MAGIC))
+                if data == _MAGIC:
+                    data += file.read()
         except OSError as exc:
             raise StateError(f"cannot read {source}: {exc.strerror or exc}") from exc
         if not data.startswith(_MAGIC):
@@ -100,6 +107,15 @@ class Saved:
             return cls._parsed(memoryview(data))
         except (ValueError, KeyError, TypeError, RecursionError) as exc:
             raise StateError(f"{source} is cut off or damaged") from exc
+
+    @staticmethod
+    def may_replace(path: str | os.PathLike[str]) -> bool:
+        """Whether nothing is lost there but another saved conversation."""
+        try:
+            with open(path, "rb") as file:
+                return file.read(len(_MAGIC)) in (_MAGIC, b"")
+        except OSError:
+            return not Path(path).exists()
 
     @classmethod
     def _parsed(cls, data: memoryview) -> Saved:
