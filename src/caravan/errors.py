@@ -212,6 +212,10 @@ class WorkerStartError(CaravanError):
     """A worker could not start: the port is taken, a device is unknown."""
 
 
+class ServerStartError(CaravanError):
+    """The HTTP server could not start: the port is taken, the address is not of this machine."""
+
+
 # models on disk
 
 

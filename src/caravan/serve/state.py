@@ -1,0 +1,68 @@
+"""`State`: what all handlers of an app share, and how they come by it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from weakref import WeakSet
+
+from fastapi import Request
+
+from caravan.serve.errors import ApiError, shutting_down
+from caravan.serve.metrics import Metrics
+from caravan.serve.running import Running
+from caravan.serve.service import Service
+
+
+@dataclass(slots=True)
+class State:
+    """See the module.
+
+    Attributes:
+        embedding: held while embeddings are computed, which is done for one request at a time.
+        closing: nothing is begun any more.
+    """
+
+    service: Service
+    metrics: Metrics
+    embedding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    closing: bool = False
+    _running: WeakSet[Running] = field(default_factory=WeakSet)
+
+    def running(self) -> Running:
+        """What is to have the requests of a client. Raises ApiError."""
+        self.check_open()
+        running = Running(self.metrics.ended)
+        self._running.add(running)
+        return running
+
+    def check_open(self) -> None:
+        """Raises ApiError once the server ends."""
+        if self.closing:
+            raise shutting_down()
+
+    def cut(self) -> None:
+        """End what runs, with an error; on the loop's thread."""
+        self.closing = True
+        for running in list(self._running):
+            running.cut()
+
+
+def state_of(request: Request) -> State:
+    state = request.app.state.caravan
+    assert isinstance(state, State)
+    return state
+
+
+def check_length(service: Service, tokens: Sequence[int], param: str) -> None:
+    """Raises ApiError for a prompt that no slot can hold, or that is none."""
+    if not tokens:
+        raise ApiError(f"{param} is empty", param=param)
+    if len(tokens) > service.n_ctx:
+        raise ApiError(
+            f"This model's maximum context length is {service.n_ctx} tokens. However, {param} is"
+            f" {len(tokens)} tokens long.",
+            code="context_length_exceeded",
+            param=param,
+        )

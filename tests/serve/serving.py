@@ -1,0 +1,64 @@
+"""A server on a free port of this machine, in a thread, and clients of it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import openai
+
+from caravan.serve.app import create_app
+from caravan.serve.server import HttpServer, listener
+from caravan.serve.service import Service
+
+# An upper bound that says "it hangs".
+BOUND = 20.0
+
+
+class Served:
+    """Where it is, and who talks to it."""
+
+    def __init__(self, service: Any, port: int, server: HttpServer) -> None:
+        self.service, self.port, self.server = service, port, server
+        self.url = f"http://127.0.0.1:{port}"
+        # errors of the server's own, which no test expects
+        self.errors: list[BaseException] = []
+
+    def openai(self, key: str = "none", **options: Any) -> openai.OpenAI:
+        options = {"max_retries": 0, "timeout": BOUND, **options}
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **options)
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=BOUND, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=BOUND, **options)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), BOUND)
+
+
+@contextmanager
+def serving(service: Service, *, drain_seconds: float = 0.0, **options: Any) -> Iterator[Served]:
+    ready = threading.Event()
+    sock = listener("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    errors: list[BaseException] = []
+    app = create_app(service, on_error=errors.append, **options)
+    server = HttpServer(app, on_ready=ready.set, drain_seconds=drain_seconds)
+    thread = threading.Thread(target=server.run_on, args=(sock,), name="server")
+    thread.start()
+    try:
+        assert ready.wait(BOUND)
+        served = Served(service, port, server)
+        served.errors = errors
+        yield served
+    finally:
+        server.stop()
+        thread.join(BOUND)
+    assert not thread.is_alive()
+    assert errors == []

@@ -1,0 +1,181 @@
+"""A client that goes costs nothing more; one that waits is told that it is not forgotten."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from socket import SO_LINGER, SOL_SOCKET, socket
+
+import httpx
+import openai
+import pytest
+
+from caravan.serve import responding
+from serve.fakes import FakeBatcher, FakeService
+from serve.serving import BOUND, Served, serving
+
+
+def asking(served: Served, path: str, body: dict) -> socket:
+    """A client in the middle of its request."""
+    data = json.dumps(body).encode()
+    connection = served.connect()
+    connection.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n".encode()
+        + data
+    )
+    return connection
+
+
+def reset(connection: socket) -> None:
+    connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.parametrize("end", [socket.close, reset])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_a_client_has_asked_for_ends_with_it(begun, stream, end, served):
+    """Before its first token, and between two."""
+    batcher = served.service.batcher
+    hold = batcher.hold
+
+    def reply(request):
+        if begun:
+            yield from b"some"
+        hold()
+        yield from b"more"
+
+    batcher.reply = reply
+    body = {"prompt": ["a", "b"], "n": 2, "stream": stream}
+    connection = asking(served, "/v1/completions", body)
+    batcher.wait_for(lambda: batcher.n_busy == 4)
+    if begun and stream:
+        assert connection.recv(1)
+    end(connection)
+    batcher.wait_for(lambda: batcher.n_busy == 0)
+    assert batcher.finished == {"cancelled": 4}
+
+
+def test_one_that_waits_for_a_slot_can_go_too():
+    batcher = FakeBatcher(n_slots=1)
+    batcher.hold()
+    try:
+        with serving(FakeService(batcher)) as served:
+            first = asking(served, "/v1/completions", {"prompt": "a"})
+            batcher.wait_for(lambda: batcher.n_busy == 1)
+            second = asking(served, "/v1/completions", {"prompt": "b"})
+            batcher.wait_for(lambda: batcher.n_waiting == 1)
+            second.close()
+            batcher.wait_for(lambda: batcher.n_waiting == 0)
+            assert batcher.n_busy == 1
+            batcher.go()
+            assert first.recv(15) == b"HTTP/1.1 200 OK"
+            first.close()
+    finally:
+        batcher.close()
+
+
+def test_a_client_that_closes_its_stream_has_ended_it(client, served):
+    batcher = served.service.batcher
+
+    def reply(request):
+        while True:
+            yield ord("x")
+
+    batcher.reply = reply
+    stream = client.chat.completions.create(
+        model="x", messages=[{"role": "user", "content": "a"}], stream=True
+    )
+    next(iter(stream))
+    stream.close()
+    batcher.wait_for(lambda: batcher.n_busy == 0)
+    assert batcher.finished == {"cancelled": 1}
+
+
+def test_a_client_that_does_not_read_keeps_nobody_waiting(served, client):
+    """Its answer waits here; the others do not."""
+    batcher = served.service.batcher
+    answers = {"long": "x" * 200_000, "short": "y"}
+    batcher.answer = lambda request: answers[bytes(request.prompt[1:]).decode()]
+    body = {"prompt": "long", "stream": True, "max_tokens": -1}
+    slow = asking(served, "/v1/completions", body)
+    batcher.wait_for(lambda: batcher.n_busy == 1)
+    assert client.completions.create(model="x", prompt="short").choices[0].text == "y"
+    reset(slow)
+    batcher.wait_for(lambda: batcher.n_busy == 0)
+
+
+def test_a_stream_without_tokens_shows_that_it_is_alive(served, monkeypatch):
+    monkeypatch.setattr(responding, "_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(responding, "ALIVE_SECONDS", 0.01)
+    batcher = served.service.batcher
+    batcher.hold()
+    body = {"prompt": "a", "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=BOUND) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        lines = reply.iter_lines()
+        assert [next(lines) for _ in range(4)] == [": waiting", "", ": waiting", ""]
+        batcher.go()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in events) == "A"
+
+
+def test_the_official_client_does_not_mind_signs_of_life(served, client, monkeypatch):
+    monkeypatch.setattr(responding, "_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(responding, "ALIVE_SECONDS", 0.01)
+    batcher = served.service.batcher
+    batcher.hold()
+    with client.completions.create(model="x", prompt="abc", stream=True) as stream:
+        batcher.go()
+        assert "".join(chunk.choices[0].text for chunk in stream) == "ABC"
+
+
+def test_the_end_of_the_server_is_told_to_who_is_left():
+    """Those who have time get their answers."""
+    batcher = FakeBatcher()
+    release = batcher.go
+
+    def reply(request):
+        yield from b"ab"
+        if request.prompt[-1] == ord("s"):
+            batcher.hold()
+        yield from b"cd"
+
+    batcher.reply = reply
+    try:
+        with serving(FakeService(batcher), drain_seconds=0.3) as served, served.openai() as client:
+            stream = client.completions.create(model="x", prompt="s", stream=True)
+            texts = [chunk.choices[0].text for chunk in itertools.islice(stream, 2)]
+            batcher.wait_for(lambda: batcher.n_busy == 1)
+            served.server.stop()
+            with pytest.raises(openai.APIError, match="shutting down"):
+                texts += [chunk.choices[0].text for chunk in stream]
+            assert texts == ["a", "b"]
+            release()
+            with pytest.raises(openai.APIConnectionError):
+                client.models.list()
+        with (
+            serving(FakeService(batcher), drain_seconds=BOUND) as served,
+            served.openai() as client,
+        ):
+            stream = client.completions.create(model="x", prompt="s", stream=True)
+            batcher.wait_for(lambda: batcher.n_busy == 1)
+            served.server.stop()
+            release()
+            assert "".join(chunk.choices[0].text for chunk in stream) == "abcd"
+    finally:
+        batcher.close()
+
+
+def test_a_question_that_never_ends_does_not_keep_the_server(served, monkeypatch):
+    from caravan.serve import server
+
+    monkeypatch.setattr(server, "_LAST_SECONDS", 0.1)
+    connection = served.connect()
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n1")
+    assert served.get("/health").status_code == 200
+    served.server.stop()
+    assert connection.recv(1) == b""
+    connection.close()
