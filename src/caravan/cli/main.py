@@ -34,6 +34,7 @@ COMMANDS = {
     "devices": _Entry("caravan.cli.devices", "List devices, and how copies between them go."),
     "model": _Entry("caravan.cli.model", "Fetch, list and describe model files."),
     "run": _Entry("caravan.cli.run", "Complete a text with a model."),
+    "serve": _Entry("caravan.cli.serve", "Serve a model over HTTP, with OpenAI's API."),
     "tls": _Entry("caravan.cli.tls", "Make a private CA, and certificates for TLS."),
     "token": _Entry("caravan.cli.token", "Make the secret that workers and heads share."),
     "worker": _Entry("caravan.cli.worker", "Lend the devices of this machine."),

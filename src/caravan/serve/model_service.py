@@ -1,0 +1,81 @@
+"""`ModelService`: the `Service` that has a model behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caravan.batching import Batcher
+from caravan.llm.chat import ChatTemplate
+from caravan.llm.grammar import json_schema_grammar
+from caravan.llm.model import Model
+from caravan.llm.sampling import SamplingParams
+from caravan.llm.tools import ToolCalls, call_schema
+from caravan.serve.errors import ApiError
+from caravan.serve.pages import View
+
+
+class ModelService:
+    """See the module. The batcher and the model are the caller's.
+
+    Args:
+        name: what clients call it.
+        template: None: no chats.
+        sampling: for what requests do not say.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        batcher: Batcher,
+        *,
+        name: str,
+        template: ChatTemplate | None = None,
+        sampling: SamplingParams | None = None,
+        view: View | None = None,
+    ) -> None:
+        self.model_name = name
+        self.created = int(time.time())
+        self.n_ctx = batcher.n_ctx
+        self.template = template
+        self.sampling = sampling or SamplingParams()
+        self.batcher = batcher
+        self.view = view
+        self._model = model
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        model = self._model
+        return {
+            "description": model.description,
+            "size": model.size,
+            "n_params": model.n_params,
+            "n_vocab": model.n_vocab,
+            "n_embd": model.n_embd,
+            "n_ctx_train": model.n_ctx_train,
+        }
+
+    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+        return self._model.tokenize(text, add_special=add_special)
+
+    def piece(self, token: int) -> bytes:
+        return self._model.piece(token, special=True)
+
+    def split_calls(self, tools: Sequence[Mapping[str, Any]]) -> ToolCalls:
+        return ToolCalls(self._call_source, tools)
+
+    def call_grammar(self, tools: Sequence[Mapping[str, Any]], name: str) -> str:
+        return json_schema_grammar(call_schema(self._call_source, tools, name))
+
+    @property
+    def _call_source(self) -> str:
+        """What shows how the model writes calls."""
+        template = self.template
+        return "" if template is None else template.tool_source or template.source
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        raise ApiError("embeddings are not supported", status=501)
