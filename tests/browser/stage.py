@@ -51,16 +51,18 @@ class Model:
         self.key = ""
 
     def add_to(self, app: FastAPI) -> None:
-        @app.get("/v1/models")
-        async def models(request: Request) -> JSONResponse:
+        @app.middleware("http")
+        async def door(request: Request, call_next: Any) -> Any:
             if self.refuses(request):
-                return error("Incorrect API key provided", 401)
+                return error("the API key is wrong", 401)
+            return await call_next(request)
+
+        @app.get("/v1/models")
+        async def models() -> JSONResponse:
             return JSONResponse({"object": "list", "data": [{"id": "smollm2"}]})
 
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Any:
-            if self.refuses(request):
-                return error("Incorrect API key provided", 401)
             body = await request.json()
             self.bodies.append(body)
             asked = body["messages"][-1]["content"]
@@ -70,7 +72,9 @@ class Model:
             return StreamingResponse(words, media_type="text/event-stream")
 
     def refuses(self, request: Request) -> bool:
-        return bool(self.key) and request.headers.get("authorization") != f"Bearer {self.key}"
+        if not self.key or request.url.path == "/" or request.url.path.startswith("/static/"):
+            return False
+        return request.headers.get("authorization") != f"Bearer {self.key}"
 
     async def answer(self, asked: str) -> AsyncIterator[str]:
         count = 0

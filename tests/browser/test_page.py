@@ -100,11 +100,16 @@ def test_a_server_that_wants_a_key(page, model):
     model.key = "sesame"
     page.open()
     page.wait(lambda: page.one("#key").is_displayed())
-    page.one("#key").send_keys("sesame", ENTER)
+    page.wait_text("The API key that this server wants is missing.", "#cluster")
+    assert page.focus() == "key"
+    page.type("wrong", ENTER)
+    page.wait(lambda: page.one("#key").is_displayed())
+    page.type(Keys.CONTROL + "a", Keys.NULL + "sesame", ENTER)
     page.wait_text("smollm2", "#model")
     assert page.focus() == "prompt" and not page.one("#key").is_displayed()
     page.type("Hello", ENTER)
     page.wait_text(WHOLE, "#log")
+    assert page.text("#trouble") == ""
     assert all("401" in line for line in page.complaints())
 
 

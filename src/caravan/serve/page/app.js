@@ -33,6 +33,7 @@ for (const button of document.querySelectorAll("[data-view]")) {
 
 addEventListener("key-wanted", () => {
   byId("key-field").hidden = false;
+  byId("key").focus();
 });
 
 function useKey() {

@@ -29,6 +29,8 @@ export class Cluster {
       this.draw(await getJson("cluster"));
       this.period = PERIOD;
     } catch (error) {
+      // with a key it is asked again
+      if (error.status === 401) return this.trouble("The API key that this server wants is missing.");
       this.trouble(error.message);
       this.period = Math.min(2 * this.period, MOST_PERIOD);
     }
@@ -45,6 +47,7 @@ export class Cluster {
   draw(found) {
     document.body.classList.toggle("alone", !found.devices);
     if (!found.devices) return;
+    byId("pipeline").hidden = false;
     this.trouble(this.troubleOf(found));
     this.drawWork(found);
     this.drawStages(found);
