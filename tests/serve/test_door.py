@@ -81,6 +81,30 @@ def test_bodies_are_bounded(told, locked: Served):
     assert locked.get("/health").status_code == 200
 
 
+def test_other_names_for_this_machine_are_none_of_it():
+    """A page elsewhere may have its own name lead to loopback, and ask as if it came from here."""
+    with serving(FakeService(), local_only=True) as served:
+        port = served.port
+        for host, status in (
+            ("127.0.0.1", 200),
+            (f"127.0.0.1:{port}", 200),
+            (f"localhost:{port}", 200),
+            (f"LOCALHOST:{port}", 200),
+            (f"caravan.localhost:{port}", 200),
+            (f"[::1]:{port}", 200),
+            ("[::1]", 200),
+            (f"evil.example:{port}", 403),
+            ("localhost.evil.example", 403),
+            (f"192.0.2.1:{port}", 403),
+            ("127.0.0.1.evil.example", 403),
+        ):
+            reply = served.get("/v1/models", headers={"host": host})
+            assert reply.status_code == status, host
+        assert reply.json()["error"]["code"] == "wrong_host"
+    with serving(FakeService()) as served:
+        assert served.get("/v1/models", headers={"host": "evil.example"}).status_code == 200
+
+
 def preflight(served: Served) -> httpx.Response:
     headers = {
         "origin": "https://page.example",

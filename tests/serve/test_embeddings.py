@@ -61,5 +61,12 @@ def test_what_cannot_be_done_is_refused(param, options, client):
     assert caught.value.param == param
 
 
+def test_more_than_can_wait_are_sent_away(client, monkeypatch):
+    monkeypatch.setattr(embeddings, "MOST_WAITING", 0)
+    with pytest.raises(openai.InternalServerError) as caught:
+        embed(client, "a")
+    assert (caught.value.status_code, caught.value.code) == (503, "queue_full")
+
+
 def test_the_models_own_dimensions_may_be_asked_for(client):
     assert len(embed(client, "a", dimensions=3).data[0].embedding) == 3

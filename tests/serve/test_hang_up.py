@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from caravan.serve import responding
+from caravan.serve import responding, server
 from serve.fakes import FakeBatcher, FakeService
 from serve.serving import BOUND, Served, serving
 
@@ -170,8 +170,6 @@ def test_the_end_of_the_server_is_told_to_who_is_left():
 
 
 def test_a_question_that_never_ends_does_not_keep_the_server(served, monkeypatch):
-    from caravan.serve import server
-
     monkeypatch.setattr(server, "_LAST_SECONDS", 0.1)
     connection = served.connect()
     connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n1")
@@ -179,3 +177,31 @@ def test_a_question_that_never_ends_does_not_keep_the_server(served, monkeypatch
     served.server.stop()
     assert connection.recv(1) == b""
     connection.close()
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"GET /health HTTP/1.1\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"],
+)
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_a_connection_on_which_nothing_is_asked_is_closed(before, begun, monkeypatch):
+    if begun.startswith(b"POST"):
+        begun += b"Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
+    monkeypatch.setattr(server, "_PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(server, "_TICK_SECONDS", 0.01)
+    service = FakeService()
+    service.batcher.hold()
+    try:
+        with serving(service) as served:
+            asked = asking(served, "/v1/completions", {"prompt": "a", "stream": True})
+            service.batcher.wait_for(lambda: service.batcher.n_busy == 1)
+            idle = served.connect()
+            idle.sendall(before + begun)
+            while idle.recv(4096):
+                pass
+            idle.close()
+            # those who wait for an answer are no such
+            assert service.batcher.n_busy == 1
+            asked.close()
+    finally:
+        service.batcher.close()

@@ -7,6 +7,9 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve.fakes import FakeService
+from serve.serving import serving
+
 
 def test_models(client, served):
     (model,) = client.models.list()
@@ -95,6 +98,30 @@ def test_metrics(served):
         assert after[f"caravan_{name}_total"] > 0
     assert after["caravan_requests_queued"] == 0
     assert after["caravan_computing"] == 1
+
+
+def test_metrics_of_devices():
+    class View:
+        def snapshot(self):
+            memory = {"free": 5, "total": 9, "used": {"weights": 3, "kv": 1}}
+            return {
+                "devices": [
+                    {"name": "RPC0", "state": "there", "busy": [None, 0.25], "memory": memory},
+                    {"name": "RPC1", "state": "lost", "busy": [0.5, None], "memory": memory},
+                ],
+                "losses": {"count": 2},
+            }
+
+    service = FakeService()
+    service.view = View()
+    with serving(service) as served:
+        found = metrics(served)
+    assert found["caravan_device_there,device=RPC0"] == 1
+    assert found["caravan_device_there,device=RPC1"] == 0
+    assert found["caravan_device_busy_ratio,device=RPC0"] == 0.25
+    assert "caravan_device_busy_ratio,device=RPC1" not in found
+    assert found["caravan_device_memory_bytes,device=RPC1,use=weights"] == 3
+    assert found["caravan_worker_losses_total"] == 2
 
 
 def test_the_schema_can_be_read(served):

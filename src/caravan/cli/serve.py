@@ -170,6 +170,7 @@ def _serve(head: Head, sampling: SamplingParams, settings: _Settings, sock: sock
             service,
             keys=settings.keys,
             cors_origins=settings.cors_origins,
+            local_only=not settings.keys and _is_private(sock),
             log=_log if settings.log_requests else None,
             on_error=_tell_error,
         )

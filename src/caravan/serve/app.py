@@ -46,6 +46,7 @@ def create_app(
     *,
     keys: Sequence[str] = (),
     cors_origins: Sequence[str] = (),
+    local_only: bool = False,
     most_body_bytes: int = MOST_BODY_BYTES,
     log: Log | None = None,
     on_error: OnError | None = None,
@@ -54,13 +55,15 @@ def create_app(
 
     Args:
         keys: one of which clients have to show; none: everybody may come in.
+        local_only: only who calls the server by a name of this machine may come in. A page of
+            somewhere else can have its own name lead here, and be of the same origin then.
         cors_origins: where pages come from that browsers may let in; `*`: all.
         log: told of every request.
         on_error: told of errors that are the server's own.
     """
     # no pages of documentation: they would load scripts from elsewhere
     app = FastAPI(title="Caravan", docs_url=None, redoc_url=None)
-    metrics = Metrics(service.batcher)
+    metrics = Metrics(service.batcher, service.view)
     app.state.caravan = State(service, metrics)
     for method, path, handler in _API:
         app.add_api_route(f"/v1{path}", handler, methods=[method], response_model=None)
@@ -75,6 +78,7 @@ def create_app(
     app.add_middleware(
         Door,
         keys=Keys(keys),
+        local_only=local_only,
         most_bytes=most_body_bytes,
         metrics=metrics,
         log=log,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import time
 from collections.abc import Callable, Iterable
 
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from caravan.serve.errors import ApiError, of_error
 from caravan.serve.metrics import Metrics
 from caravan.serve.responding import HUNG_UP
+from caravan.transport.endpoint import is_loopback
 
 # What everybody may see: whether it is there, and the page, which asks for a key itself.
 OPEN = ("/", "/health", "/v1/health", "/favicon.ico")
@@ -45,10 +47,18 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
+def _is_local(host: str) -> bool:
+    """Whether the header names this machine, with a port or without."""
+    name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
+    name = name.removeprefix("[").removesuffix("]").lower()
+    return name in ("", "localhost") or name.endswith(".localhost") or is_loopback(name)
+
+
 class Door:
     """See the module; an ASGI app around another one.
 
     Args:
+        local_only: only who calls it by a name of this machine may come in.
         most_bytes: of a request's body.
         log: told of every request; None: nobody is.
         on_error: told of errors that are the server's own.
@@ -58,6 +68,7 @@ class Door:
         self,
         app: ASGIApp,
         keys: Keys,
+        local_only: bool,
         most_bytes: int,
         metrics: Metrics,
         log: Log | None = None,
@@ -65,6 +76,7 @@ class Door:
     ) -> None:
         self._app = app
         self._keys = keys
+        self._local_only = local_only
         self._most = most_bytes
         self._metrics = metrics
         self._log = log
@@ -108,12 +120,19 @@ class Door:
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         try:
+            self._check_host(headers)
             self._check_key(scope["path"], headers)
             self._check_size(headers)
         except ApiError as exc:
             await exc.response()(scope, receive, send)
             return
         await self._app(scope, self._bounded(receive), send)
+
+    def _check_host(self, headers: Headers) -> None:
+        if not self._local_only or _is_local(headers.get("host", "")):
+            return
+        message = "without an API key this server answers to localhost only, and to no other name"
+        raise ApiError(message, status=403, code="wrong_host")
 
     def _check_key(self, path: str, headers: Headers) -> None:
         if not self._keys or path in OPEN or path.startswith(OPEN_FOLDER):

@@ -11,14 +11,17 @@ from fastapi import Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
+from caravan.errors import QueueFull
 from caravan.serve.completions import token_lists
-from caravan.serve.errors import ApiError
+from caravan.serve.errors import ApiError, of_error
 from caravan.serve.requests import EmbeddingRequest
 from caravan.serve.responding import HUNG_UP, Json
 from caravan.serve.service import Service
-from caravan.serve.state import state_of
+from caravan.serve.state import State, state_of
 
 MOST_TEXTS = 2048
+# Requests that may wait for their turn.
+MOST_WAITING = 64
 # Tokens that are computed before somebody looks whether the client is still there.
 _SLICE = 4096
 
@@ -27,13 +30,39 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     state = state_of(request)
     service = state.service
     prompts = await asyncio.to_thread(_prompts, body, service)
-    vectors: list[NDArray[np.float32]] = []
+    if state.n_embedding >= MOST_WAITING:
+        raise of_error(QueueFull(f"{state.n_embedding} requests for embeddings are waiting", 1.0))
+    state.n_embedding += 1
+    try:
+        vectors = await _vectors(prompts, state, request)
+    finally:
+        state.n_embedding -= 1
+    if vectors is None:
+        return Response(status_code=HUNG_UP)
+    # millions of numbers take a while to write down
+    return await asyncio.to_thread(_answer, body, service, prompts, vectors)
+
+
+async def _vectors(
+    prompts: list[list[int]], state: State, request: Request
+) -> list[NDArray[np.float32]] | None:
+    """One for each; None if the client has gone. Raises what computing them raises."""
+    found: list[NDArray[np.float32]] = []
     for part in _slices(prompts):
         async with state.embedding:
             if await request.is_disconnected():
-                return Response(status_code=HUNG_UP)
+                return None
             state.check_open()
-            vectors.extend(await asyncio.to_thread(service.embed, part))
+            found.extend(await asyncio.to_thread(state.service.embed, part))
+    return found
+
+
+def _answer(
+    body: EmbeddingRequest,
+    service: Service,
+    prompts: list[list[int]],
+    vectors: list[NDArray[np.float32]],
+) -> Response:
     if body.dimensions is not None and body.dimensions != len(vectors[0]):
         message = f"dimensions is not supported; the model's vectors have {len(vectors[0])}"
         raise ApiError(message, param="dimensions")
@@ -52,10 +81,9 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
 
 
 def _prompts(body: EmbeddingRequest, service: Service) -> list[list[int]]:
-    if isinstance(body.input, list) and len(body.input) > MOST_TEXTS and body.input:
-        single = isinstance(body.input[0], int)
-        if not single:
-            raise ApiError(f"more than {MOST_TEXTS} texts", param="input")
+    given = body.input
+    if isinstance(given, list) and len(given) > MOST_TEXTS and not isinstance(given[0], int):
+        raise ApiError(f"more than {MOST_TEXTS} texts", param="input")
     return token_lists(body.input, service, "input")
 
 

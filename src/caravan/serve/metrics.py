@@ -1,8 +1,10 @@
-"""`Metrics`: numbers for Prometheus. What a batcher counts itself is asked of it at each scrape."""
+"""`Metrics`: numbers for Prometheus. What a batcher counts itself, and what the page shows of the
+devices, is looked at when somebody asks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from caravan.batching import BatcherState, Usage
+from caravan.serve.pages import View
 from caravan.serve.running import Submits
 
 _REQUEST_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -17,9 +20,13 @@ _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 
 
 
 class Metrics:
-    """See the module. Each app has its own."""
+    """See the module. Each app has its own.
 
-    def __init__(self, batcher: Submits) -> None:
+    Args:
+        view: of the devices; None: nothing is told of them.
+    """
+
+    def __init__(self, batcher: Submits, view: View | None = None) -> None:
         self._registry = registry = CollectorRegistry()
         self._http = Counter(
             "caravan_http_requests",
@@ -42,7 +49,7 @@ class Metrics:
             buckets=_TOKEN_SECONDS,
             registry=registry,
         )
-        registry.register(_OfBatcher(batcher))
+        registry.register(_Looks(batcher, view))
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(name, text, labels, buckets=_REQUEST_SECONDS, registry=self._registry)
@@ -65,9 +72,10 @@ class Metrics:
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
 
-class _OfBatcher(Collector):
-    def __init__(self, batcher: Submits) -> None:
+class _Looks(Collector):
+    def __init__(self, batcher: Submits, view: View | None) -> None:
         self._batcher = batcher
+        self._view = view
 
     def describe(self) -> list[Metric]:
         """Nothing, so that it is not asked before somebody wants to know."""
@@ -87,6 +95,8 @@ class _OfBatcher(Collector):
         ):
             yield GaugeMetricFamily(f"caravan_{name}", text, float(value))
         yield from _counters(state)
+        if self._view is not None:
+            yield from _of_devices(self._view.snapshot())
 
 
 def _counters(state: BatcherState) -> Iterator[Metric]:
@@ -105,3 +115,26 @@ def _counters(state: BatcherState) -> Iterator[Metric]:
     for finish, count in sorted(state.finished.items()):
         ended.add_metric((finish,), count)
     yield ended
+
+
+def _of_devices(snapshot: dict[str, Any]) -> Iterator[Metric]:
+    there = _gauge("device_there", "1, or 0 while it is lost or not used any more.", "device")
+    busy = _gauge("device_busy_ratio", "Part of the last second spent computing.", "device")
+    memory = _gauge("device_memory_bytes", "By use, and what is free.", "device", "use")
+    for device in snapshot.get("devices", ()):
+        name = device["name"]
+        there.add_metric((name,), float(device["state"] == "there"))
+        newest = device["busy"][-1:]
+        if newest and newest[0] is not None:
+            busy.add_metric((name,), newest[0])
+        uses = {**device["memory"]["used"], "free": device["memory"]["free"]}
+        for use, size in uses.items():
+            memory.add_metric((name, use), float(size))
+    yield from (there, busy, memory)
+    losses = snapshot.get("losses", {}).get("count", 0)
+    text = "Losses of workers that were got over."
+    yield CounterMetricFamily("caravan_worker_losses", text, float(losses))
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"caravan_{name}", text, labels=labels)

@@ -12,8 +12,10 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -23,6 +25,8 @@ from caravan.serve.state import State
 
 # That clients have to take the error that tells them of the end.
 _LAST_SECONDS = 2.0
+# That a connection may be there without a whole request.
+_PATIENCE_SECONDS = 60.0
 # How often the header with the date changes.
 _TICK_SECONDS = 1.0
 
@@ -89,6 +93,8 @@ class HttpServer(uvicorn.Server):
         self._drain_seconds = drain_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._told = asyncio.Event()
+        # since when connections are there that nobody has asked anything on
+        self._silent: dict[Any, float] = {}
 
     def run_on(self, sock: socket.socket) -> None:
         """Until it is told to end; blocks. On the main thread it hears the signals."""
@@ -110,8 +116,18 @@ class HttpServer(uvicorn.Server):
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
+            self._close_silent()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._told.wait(), _TICK_SECONDS)
+
+    def _close_silent(self) -> None:
+        """Strangers could take all descriptors by connections that never ask anything."""
+        now = time.monotonic()
+        silent = [one for one in self.server_state.connections if _is_silent(one)]
+        self._silent = {one: self._silent.get(one, now) for one in silent}
+        for one, since in self._silent.items():
+            if now - since >= _PATIENCE_SECONDS:
+                one.transport.abort()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -151,3 +167,11 @@ class HttpServer(uvicorn.Server):
             # threads may be inside of the engine for seconds
             os._exit(128 + sig)
         self.stop()
+
+
+def _is_silent(connection: Any) -> bool:
+    """Whether a protocol of uvicorn waits for a request, or the rest of one."""
+    cycle = connection.cycle
+    return (
+        cycle is None or cycle.response_complete or (cycle.more_body and not cycle.response_started)
+    )

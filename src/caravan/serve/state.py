@@ -21,12 +21,14 @@ class State:
 
     Attributes:
         embedding: held while embeddings are computed, which is done for one request at a time.
+        n_embedding: requests that have it or wait for it.
         closing: nothing is begun any more.
     """
 
     service: Service
     metrics: Metrics
     embedding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    n_embedding: int = 0
     closing: bool = False
     _running: WeakSet[Running] = field(default_factory=WeakSet)
 
