@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -40,6 +41,20 @@ class Served:
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), BOUND)
+
+
+def asking(port: int, path: str, body: Any) -> socket.socket:
+    """A client in the middle of its request."""
+    data = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", port), BOUND)
+    lines = (
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+    )
+    connection.sendall("\r\n".join((*lines, "", "")).encode() + data)
+    return connection
 
 
 @contextmanager

@@ -11,21 +11,12 @@ import httpx
 import openai
 import pytest
 
+from caravan.errors import DecodeError
 from caravan.serve import responding, server
+from caravan.serve.app import create_app
+from caravan.serve.server import HttpServer, listener
 from serve.fakes import FakeBatcher, FakeService
-from serve.serving import BOUND, Served, serving
-
-
-def asking(served: Served, path: str, body: dict) -> socket:
-    """A client in the middle of its request."""
-    data = json.dumps(body).encode()
-    connection = served.connect()
-    connection.sendall(
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(data)}\r\n\r\n".encode()
-        + data
-    )
-    return connection
+from serve.serving import BOUND, asking, serving
 
 
 def reset(connection: socket) -> None:
@@ -49,7 +40,7 @@ def test_what_a_client_has_asked_for_ends_with_it(begun, stream, end, served):
 
     batcher.reply = reply
     body = {"prompt": ["a", "b"], "n": 2, "stream": stream}
-    connection = asking(served, "/v1/completions", body)
+    connection = asking(served.port, "/v1/completions", body)
     batcher.wait_for(lambda: batcher.n_busy == 4)
     if begun and stream:
         assert connection.recv(1)
@@ -63,9 +54,9 @@ def test_one_that_waits_for_a_slot_can_go_too():
     batcher.hold()
     try:
         with serving(FakeService(batcher)) as served:
-            first = asking(served, "/v1/completions", {"prompt": "a"})
+            first = asking(served.port, "/v1/completions", {"prompt": "a"})
             batcher.wait_for(lambda: batcher.n_busy == 1)
-            second = asking(served, "/v1/completions", {"prompt": "b"})
+            second = asking(served.port, "/v1/completions", {"prompt": "b"})
             batcher.wait_for(lambda: batcher.n_waiting == 1)
             second.close()
             batcher.wait_for(lambda: batcher.n_waiting == 0)
@@ -100,7 +91,7 @@ def test_a_client_that_does_not_read_keeps_nobody_waiting(served, client):
     answers = {"long": "x" * 200_000, "short": "y"}
     batcher.answer = lambda request: answers[bytes(request.prompt[1:]).decode()]
     body = {"prompt": "long", "stream": True, "max_tokens": -1}
-    slow = asking(served, "/v1/completions", body)
+    slow = asking(served.port, "/v1/completions", body)
     batcher.wait_for(lambda: batcher.n_busy == 1)
     assert client.completions.create(model="x", prompt="short").choices[0].text == "y"
     reset(slow)
@@ -169,6 +160,16 @@ def test_the_end_of_the_server_is_told_to_who_is_left():
         batcher.close()
 
 
+def test_a_server_that_cannot_compute_any_more_ends_and_says_why(monkeypatch):
+    monkeypatch.setattr(server, "_TICK_SECONDS", 0.01)
+    service = FakeService()
+    failure = DecodeError("no more")
+    found = HttpServer(create_app(service), failed=lambda: failure)
+    with listener("127.0.0.1", 0) as sock, pytest.raises(DecodeError) as caught:
+        found.run_on(sock)
+    assert caught.value is failure
+
+
 def test_a_question_that_never_ends_does_not_keep_the_server(served, monkeypatch):
     monkeypatch.setattr(server, "_LAST_SECONDS", 0.1)
     connection = served.connect()
@@ -193,7 +194,7 @@ def test_a_connection_on_which_nothing_is_asked_is_closed(before, begun, monkeyp
     service.batcher.hold()
     try:
         with serving(service) as served:
-            asked = asking(served, "/v1/completions", {"prompt": "a", "stream": True})
+            asked = asking(served.port, "/v1/completions", {"prompt": "a", "stream": True})
             service.batcher.wait_for(lambda: service.batcher.n_busy == 1)
             idle = served.connect()
             idle.sendall(before + begun)

@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from e2e.processes import Command, assert_one_line, caravan, kill, running, wait_for
+from serve.serving import asking
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "server.md"
 QUESTION = [{"role": "user", "content": "Name three colours."}]
@@ -116,24 +117,72 @@ def test_many_at_once_get_what_each_gets_alone(client):
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_hangs_up_frees_its_slots(stream, url):
     body = {"prompt": "Once", "max_tokens": -1, "n": 3, "stream": stream, "ignore_eos": True}
-    with (
-        httpx.Client(base_url=url, timeout=BOUND) as http,
-        ThreadPoolExecutor(1) as pool,
-        socket.socket() as waiting,
-    ):
-        if stream:
-            with http.stream("POST", "/v1/completions", json=body) as reply:
-                lines = reply.iter_lines()
-                next(lines)
-                assert busy(url) == 3
-        else:
-            waiting.connect(("127.0.0.1", int(url.rpartition(":")[2])))
-            data = json.dumps(body).encode()
-            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            waiting.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-            wait_for(lambda: busy(url) == 3)
-            pool.submit(waiting.close).result()
-        wait_for(lambda: busy(url) == 0)
+    with asking(int(url.rpartition(":")[2]), "/v1/completions", body):
+        wait_for(lambda: busy(url) == 3)
+    wait_for(lambda: busy(url) == 0)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"red": {"type": "integer"}, "name": {"enum": ["ruby", "sand"]}},
+    "required": ["red", "name"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_json_as_the_schema_says(stream, client):
+    wanted = {"type": "json_schema", "json_schema": {"name": "colour", "schema": SCHEMA}}
+    options = {"max_tokens": 60, "response_format": wanted, "stream": stream}
+    if stream:
+        with chat(client, **options) as chunks:
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    else:
+        (choice,) = chat(client, **options).choices
+        assert choice.finish_reason == "stop"
+        text = choice.message.content
+    found = json.loads(text)
+    assert set(found) == {"red", "name"}
+    assert isinstance(found["red"], int) and found["name"] in ("ruby", "sand")
+
+
+def test_an_answer_that_has_to_be_a_call(client):
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "parameters": {
+                    "type": "object",
+                    "properties": {"place": {"enum": ["Paris", "Rome"]}},
+                    "required": ["place"],
+                },
+            },
+        }
+        for name in ("weather", "time")
+    ]
+    named = {"type": "function", "function": {"name": "time"}}
+    for choice, names in (("required", ("weather", "time")), (named, ("time",))):
+        (answer,) = chat(client, tools=tools, tool_choice=choice, max_tokens=80).choices
+        assert answer.finish_reason == "tool_calls"
+        (call,) = answer.message.tool_calls
+        assert call.function.name in names
+        assert json.loads(call.function.arguments)["place"] in ("Paris", "Rome")
+
+
+def test_vectors_of_texts(client):
+    texts = ["The cat sleeps on the sofa.", "A cat is sleeping on a couch.", "Stocks fell today."]
+    cat, same, other = (
+        item.embedding for item in client.embeddings.create(model="any", input=texts).data
+    )
+
+    def product(one: list[float], two: list[float]) -> float:
+        return sum(a * b for a, b in zip(one, two, strict=True))
+
+    assert product(cat, cat) == pytest.approx(1, abs=1e-5)
+    assert product(cat, same) > product(cat, other)
+    (again,) = client.embeddings.create(model="any", input=[texts[0]], encoding_format="float").data
+    assert product(cat, again.embedding) == pytest.approx(1, abs=1e-3)
 
 
 def test_what_the_model_cannot_read_is_refused(client):
@@ -232,6 +281,25 @@ def test_a_second_signal_ends_at_once(alone):
             wait_for(lambda: httpx_fails(url))
             kill(server.process.pid, 2)
             assert server.finish() == 130
+
+
+def test_a_worker_that_is_gone_for_good_ends_it(smollm2):
+    """Every answer with it, in a word."""
+    body = {"prompt": "Once", "max_tokens": -1, "stream": True, "ignore_eos": True}
+    options = ("-m", str(smollm2), "-c", "256", "-q", "--local-workers", "2", "--no-resume")
+    with serving(*options) as (server, url):
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=BOUND) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            kill(server.meet_family()[0])
+            data = [line for line in lines if line.startswith("data: ")]
+        assert json.loads(data[-1][6:])["error"]["code"] == "worker_lost"
+        # the slots of another context notice it when they are needed
+        reply = httpx.post(f"{url}/v1/completions", json={"prompt": "Once"}, timeout=BOUND)
+        assert reply.json()["error"]["code"] == "worker_lost"
+        assert server.finish() == 1
+        (line,) = server.lines
+        assert line.startswith("caravan: error: lost RPC")
 
 
 def test_keys_come_from_files_and_the_environment(alone, tmp_path, monkeypatch):

@@ -178,7 +178,13 @@ def _serve(head: Head, sampling: SamplingParams, settings: _Settings, sock: sock
         def ready() -> None:
             click.echo(f"serving {service.model_name} at {_url(sock)}")
 
-        HttpServer(app, on_ready=ready, drain_seconds=settings.drain_seconds).run_on(sock)
+        server = HttpServer(
+            app,
+            on_ready=ready,
+            drain_seconds=settings.drain_seconds,
+            failed=lambda: service.batcher.error,
+        )
+        server.run_on(sock)
 
 
 @contextmanager
@@ -207,10 +213,17 @@ def _service(
                 resume=opened.resume,
             ) as batcher,
             ClusterView(model, batcher=batcher, losses=losses, name=name) as view,
+            ModelService(
+                model,
+                batcher,
+                name=name,
+                template=template,
+                sampling=sampling,
+                params=params,
+                view=view,
+            ) as service,
         ):
-            yield ModelService(
-                model, batcher, name=name, template=template, sampling=sampling, view=view
-            )
+            yield service
 
 
 def _name(model: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,21 +13,23 @@ from numpy.typing import NDArray
 
 from caravan.batching import Batcher
 from caravan.llm.chat import ChatTemplate
+from caravan.llm.embedding import Embedder
 from caravan.llm.grammar import json_schema_grammar
 from caravan.llm.model import Model
+from caravan.llm.params import ContextParams
 from caravan.llm.sampling import SamplingParams
 from caravan.llm.tools import ToolCalls, call_schema
-from caravan.serve.errors import ApiError
 from caravan.serve.pages import View
 
 
 class ModelService:
-    """See the module. The batcher and the model are the caller's.
+    """See the module. Close it before the batcher and the model, which are the caller's.
 
     Args:
         name: what clients call it.
         template: None: no chats.
         sampling: for what requests do not say.
+        params: of the context for embeddings.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class ModelService:
         name: str,
         template: ChatTemplate | None = None,
         sampling: SamplingParams | None = None,
+        params: ContextParams | None = None,
         view: View | None = None,
     ) -> None:
         self.model_name = name
@@ -46,6 +51,22 @@ class ModelService:
         self.batcher = batcher
         self.view = view
         self._model = model
+        self._params = replace(params or ContextParams(), n_ctx=batcher.n_ctx)
+        self._embedder: Embedder | None = None
+        self._embedding = threading.Lock()
+
+    def __enter__(self) -> ModelService:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the context for embeddings, if there is one."""
+        with self._embedding:
+            embedder, self._embedder = self._embedder, None
+            if embedder is not None:
+                embedder.close()
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -78,4 +99,8 @@ class ModelService:
         return "" if template is None else template.tool_source or template.source
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        raise ApiError("embeddings are not supported", status=501)
+        with self._embedding:
+            if self._embedder is None:
+                # most servers are never asked, and it takes memory of the devices
+                self._embedder = Embedder(self._model, self._params)
+            return self._embedder.embed(prompts)

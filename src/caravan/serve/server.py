@@ -20,7 +20,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from caravan.errors import ServerStartError
+from caravan.errors import CaravanError, ServerStartError
 from caravan.serve.state import State
 
 # That clients have to take the error that tells them of the end.
@@ -63,6 +63,10 @@ class HttpServer(uvicorn.Server):
         app: from `create_app`.
         on_ready: called once it accepts connections.
         drain_seconds: that requests have after the server was told to end.
+        failed: asked each second for what makes it useless to go on.
+
+    Attributes:
+        failure: what it has ended for, if nobody told it to.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class HttpServer(uvicorn.Server):
         *,
         on_ready: Callable[[], None] = lambda: None,
         drain_seconds: float = 30.0,
+        failed: Callable[[], CaravanError | None] = lambda: None,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -91,14 +96,21 @@ class HttpServer(uvicorn.Server):
         self._state = state
         self._on_ready = on_ready
         self._drain_seconds = drain_seconds
+        self._failed = failed
+        self.failure: CaravanError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._told = asyncio.Event()
         # since when connections are there that nobody has asked anything on
         self._silent: dict[Any, float] = {}
 
     def run_on(self, sock: socket.socket) -> None:
-        """Until it is told to end; blocks. On the main thread it hears the signals."""
+        """Until it is told to end; blocks. On the main thread it hears the signals.
+
+        Raises what `failed` has said.
+        """
         asyncio.run(self.serve([sock]))
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
 
     def stop(self) -> None:
         """As the first signal does; from any thread."""
@@ -117,6 +129,9 @@ class HttpServer(uvicorn.Server):
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
             self._close_silent()
+            self.failure = self._failed()
+            if self.failure is not None:
+                return
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._told.wait(), _TICK_SECONDS)
 
