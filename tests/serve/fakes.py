@@ -253,6 +253,7 @@ class FakeService:
         self.batcher = batcher or FakeBatcher()
         self.facts = {"n_vocab": N_VOCAB}
         self.view = None
+        self.given_up = False
         self.embedded: list[list[list[int]]] = []
 
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
@@ -275,3 +276,6 @@ class FakeService:
     def embed(self, prompts):
         self.embedded.append([list(prompt) for prompt in prompts])
         return np.array([[len(prompt), 0.5, -0.25] for prompt in prompts], np.float32)
+
+    def give_up(self) -> None:
+        self.given_up = True

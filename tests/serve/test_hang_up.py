@@ -147,6 +147,7 @@ def test_the_end_of_the_server_is_told_to_who_is_left():
             release()
             with pytest.raises(openai.APIConnectionError):
                 client.models.list()
+            assert served.service.given_up
         with (
             serving(FakeService(batcher), drain_seconds=BOUND) as served,
             served.openai() as client,

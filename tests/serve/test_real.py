@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from caravan.worker.local import Worker
 from e2e.processes import Command, assert_one_line, caravan, kill, running, wait_for
 from serve.serving import asking
 
@@ -300,6 +301,21 @@ def test_a_worker_that_is_gone_for_good_ends_it(smollm2):
         assert server.finish() == 1
         (line,) = server.lines
         assert line.startswith("caravan: error: lost RPC")
+
+
+def test_the_end_does_not_wait_for_a_lost_worker(smollm2):
+    body = {"prompt": "Once", "max_tokens": -1, "ignore_eos": True}
+    with Worker("CPU:1") as worker:
+        options = ("-m", str(smollm2), "--rpc", worker.endpoint, "-c", "256")
+        with serving(*options, "--resume-wait", "600", "--drain-seconds", "0.1") as (server, url):
+            with asking(int(url.rpartition(":")[2]), "/v1/completions", body) as connection:
+                wait_for(lambda: busy(url) == 1)
+                worker.close()
+                wait_for(lambda: server.says("waiting for it, 600 s at most"))
+                assert httpx.post(f"{url}/tokenize", json={"content": "a"}).status_code == 200
+                kill(server.process.pid, 15)
+                assert b"shutting_down" in connection.makefile("rb").read()
+            assert server.finish() == 0
 
 
 def test_keys_come_from_files_and_the_environment(alone, tmp_path, monkeypatch):

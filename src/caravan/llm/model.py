@@ -245,9 +245,14 @@ class Model:
         if getattr(self, "handle", 0) and not sys.is_finalizing():
             orphans.leave(self._llama.model_free, self.handle)
 
+    def give_up(self) -> None:
+        """Before it is closed, from any thread: a lost worker is waited for no longer, and whoever
+        did that gets WorkerLost."""
+        self._closing.set()
+
     def close(self) -> None:
         """Free it and its contexts. Does nothing the second time."""
-        self._closing.set()
+        self.give_up()
         with self.changing:
             self._lost = None
             if self._words is not None:

@@ -104,3 +104,6 @@ class ModelService:
                 # most servers are never asked, and it takes memory of the devices
                 self._embedder = Embedder(self._model, self._params)
             return self._embedder.embed(prompts)
+
+    def give_up(self) -> None:
+        self._model.give_up()

@@ -155,6 +155,7 @@ class HttpServer(uvicorn.Server):
         finally:
             for timer in timers:
                 timer.cancel()
+            self._state.cut()
 
     def _force(self) -> None:
         """Of those who do not take their answers, or never end their questions."""

@@ -115,3 +115,7 @@ class Service(Protocol):
     def embed(self, prompts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Shape (prompts, n_embd); one call at a time, blocks. Raises UsageError."""
         ...
+
+    def give_up(self) -> None:
+        """The server ends: what is still computed is of no use, and nobody may wait for it."""
+        ...

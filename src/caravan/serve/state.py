@@ -47,6 +47,7 @@ class State:
     def cut(self) -> None:
         """End what runs, with an error; on the loop's thread."""
         self.closing = True
+        self.service.give_up()
         for running in list(self._running):
             running.cut()
 
