@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import time
 
+import numpy as np
 import pytest
 
 from caravan.errors import SamplingError, UsageError
 from caravan.llm import Model
+from caravan.llm.candidates import Candidates
 from caravan.llm.constraint import Constraint
 from caravan.llm.grammar.gbnf import Chars, Ref, Repeat, parse
 from caravan.llm.grammar.plain import plain
@@ -66,7 +68,8 @@ def test_the_engine_reads_it_in_the_same_way(model, grammar, good, bad):
 REFUSED = {
     "": "no rule named root",
     'main ::= "a"': "no rule named root",
-    "root ::= nothing": "nothing, which is not defined",
+    "root ::= nothing": "rule nothing is not defined",
+    'root ::= "a" nothing{0}': "rule nothing is not defined",
     "root ::= [a": "unexpected end",
     'root ::= "a': "unexpected end",
     'root ::= "a" )': "the end of the line",
@@ -128,6 +131,27 @@ def test_long_repetitions_are_quick(model):
         constraint.accept(token)
     constraint.close()
     assert time.thread_time() - began < 10
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        # in a word of n letters there are 4 to the n ways to have come to its end
+        "root ::= (a | b | c | d)* [0-9]\na ::= [a-z]\nb ::= [a-z]\nc ::= [a-z]\nd ::= [a-z]",
+        'root ::= a\na ::= "=" a "x" | "=" a "y" | "=" a "z" | "=" a a | "="',
+    ],
+)
+def test_a_token_that_could_be_read_in_too_many_ways_is_never_given_to_the_engine(model, grammar):
+    constraint = Constraint(grammar, model)
+    candidates = Candidates(model.n_vocab)
+    candidates.fill(np.zeros(model.n_vocab, np.float32))
+    with pytest.raises(SamplingError, match="ambiguous"):
+        constraint.restrict(candidates)
+    with pytest.raises(SamplingError, match="ambiguous"):
+        for text in ("communications", "=" * 32):
+            (token,) = model.tokenize(text, add_special=False)
+            constraint.allows(token)
+    constraint.close()
 
 
 # anything at all

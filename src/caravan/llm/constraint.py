@@ -57,8 +57,12 @@ class Constraint:
             self._llama.sampler_accept(self._handle, token)
 
     def allows(self, token: int) -> bool:
-        """Whether the token may come next."""
-        return not self._is_silent(token) and self._matches(token)
+        """Whether the token may come next. Raises SamplingError for an ambiguous grammar, which has
+        too many ways to read it."""
+        if self._is_silent(token):
+            return False
+        self._ways.require_few_for(self._words.piece(token, False).decode("utf-8", "ignore"))
+        return self._matches(token)
 
     def _is_silent(self, token: int) -> bool:
         """The engine takes the name of a control token for its text; but nobody will see that."""
@@ -82,7 +86,11 @@ class Constraint:
             return self._one.first_is_possible
 
     def restrict(self, candidates: Candidates) -> None:
-        """Leave no chance to tokens that do not match; but to some that `allows` refuses yet."""
+        """Leave no chance to tokens that do not match; but to some that `allows` refuses yet.
+
+        Raises SamplingError as `allows` does.
+        """
+        self._ways.require_few(self._words.probes)
         with self._ready():
             candidates.apply(self._handle)
 
@@ -94,7 +102,7 @@ class Constraint:
     def accept(self, token: int) -> None:
         """It has come. `allows` must have said yes: the engine would end the process.
 
-        Raises SamplingError for an ambiguous grammar once it has too many ways to read the text.
+        Raises SamplingError as `allows` does, for all of the text.
         """
         if not self._words.is_eog(token):
             self._ways.read(self._words.piece(token, False))

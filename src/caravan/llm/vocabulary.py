@@ -21,6 +21,9 @@ from caravan.llm import orphans
 
 _TEMPLATES = ("", "tool_use")
 
+_SHORTEST_PROBE = 4
+_PROBES_OF_A_KIND = 20
+
 
 class Vocabulary:
     """See the module.
@@ -100,6 +103,24 @@ class Vocabulary:
             with self._left:
                 self._holders[vocab] -= 1
                 self._left.notify_all()
+
+    @cached_property
+    def probes(self) -> tuple[str, ...]:
+        """Texts of tokens by which an ambiguous grammar is found out: those that repeat themselves,
+        and the longest of other kinds."""
+        periodic: set[str] = set()
+        longest: dict[tuple[bool, bool, bool], list[str]] = {}
+        for token in range(self.size):
+            text = self.piece(token, False).decode("utf-8", "ignore")
+            if len(text) < _SHORTEST_PROBE:
+                continue
+            if any(text == (text[:n] * len(text))[: len(text)] for n in (1, 2, 3)):
+                periodic.add(text)
+            kind = (text.isascii(), text.strip().isalnum(), text[:1].isspace())
+            longest.setdefault(kind, []).append(text)
+        for texts in longest.values():
+            periodic.update(sorted(texts, key=len)[-_PROBES_OF_A_KIND:])
+        return tuple(sorted(periodic))
 
     def _wait_for_holders(self, vocab: int) -> None:
         self._left.wait_for(lambda: not self._holders[vocab])

@@ -74,20 +74,13 @@ class _Parser:
         self._space(True)
         while self._at < len(self._text):
             self._rule()
-        for name, alternatives in self._rules.items():
-            for item in (item for sequence in alternatives for item in sequence):
-                self._require_defined(name, item)
+        # names that were made here have a line in them, which no other name can have
+        for name in sorted(self._symbols - self._rules.keys()):
+            if "_" not in name:
+                raise UsageError(f"grammar: rule {name} is not defined")
         if "root" not in self._rules:
             raise UsageError("grammar: there is no rule named root")
         return self._rules
-
-    def _require_defined(self, name: str, item: Item) -> None:
-        if isinstance(item, Repeat):
-            for part in item.unit:
-                self._require_defined(name, part)
-        elif isinstance(item, Ref) and item.name not in self._rules:
-            rule = name.partition("_")[0]
-            raise UsageError(f"grammar: rule {rule} refers to {item.name}, which is not defined")
 
     def _fail(self, text: str) -> UsageError:
         line = self._text.count("\n", 0, self._at) + 1

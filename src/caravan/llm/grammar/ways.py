@@ -1,18 +1,21 @@
 """`Ways`: in how many ways a grammar can have come to a text, counted as the engine follows them.
 
 The engine follows each of them, and gets ever slower and larger where a grammar is ambiguous; this
-one knows when to stop. Called by `constraint`, with the text that the engine is about to accept.
+one knows when to stop. Called by `constraint`, before the engine gets the same text.
 """
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 
 from caravan.errors import SamplingError
 from caravan.llm.grammar.gbnf import Chars
 from caravan.llm.grammar.plain import Plain
 
 _MOST = 2_000
+# Within one token the engine does not notice that two ways have met.
+_MOST_PATHS = 50_000
 _EMPTY = 0
 
 
@@ -36,6 +39,8 @@ class Ways:
             ]
             for name, alternatives in rules.items()
         }
+        # where no text of `require_few` has too many
+        self._few: set[frozenset[int]] = set()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._now = {
             way
@@ -56,10 +61,36 @@ class Ways:
                 if way != _EMPTY and _matches(items[at], code):
                     found.update(self._unfold(self._push(items, at + 1, below)))
                 if len(found) > _MOST:
-                    raise SamplingError(
-                        "the grammar has too many ways to read the text: it is ambiguous"
-                    )
+                    raise _ambiguous()
             self._now = found
+
+    def require_few(self, texts: Sequence[str]) -> None:
+        """Raises SamplingError if there are too many for one of these texts, which may come next.
+
+        They are always the same ones.
+        """
+        now = frozenset(self._now)
+        if now not in self._few:
+            for text in texts:
+                self.require_few_for(text)
+            self._few.add(now)
+
+    def require_few_for(self, text: str) -> None:
+        """Raises SamplingError if there are too many for this text, which need not fit."""
+        paths = dict.fromkeys(self._now, 1)
+        for char in text:
+            code = ord(char)
+            found: dict[int, int] = {}
+            for way, count in paths.items():
+                items, at, below = self._stacks[way]
+                if way != _EMPTY and _matches(items[at], code):
+                    for new in self._unfold(self._push(items, at + 1, below)):
+                        found[new] = found.get(new, 0) + count
+            paths = found
+            if not paths:
+                return
+            if sum(paths.values()) > _MOST_PATHS or len(paths) > _MOST:
+                raise _ambiguous()
 
     def _push(self, items: tuple[Chars | str, ...], at: int, below: int) -> int:
         if at == len(items):
@@ -93,6 +124,10 @@ class Ways:
                     todo.append(new)
         self._unfolded[stack] = tuple(found)
         return self._unfolded[stack]
+
+
+def _ambiguous() -> SamplingError:
+    return SamplingError("the grammar has too many ways to read the text: it is ambiguous")
 
 
 def _matches(item: Chars | str, code: int) -> bool:
