@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from caravan.batching import Batcher, Chunk, Request, iterate, planned_context, stream
-from caravan.errors import ContextError, DecodeError, QueueFull, UsageError
+from caravan.errors import ContextError, DecodeError, QueueFull, SamplingError, UsageError
 from caravan.llm import Context, ContextParams, Model, SamplingParams, generate
 from e2e import tiny
 
@@ -193,6 +193,21 @@ def test_a_sink_that_raises_ends_its_request_alone(batcher):
     assert other.finish() == "length"
     assert answers(batcher, [request(seed) for seed in range(4)])
     assert batcher.state().finished["cancelled"] == 1
+
+
+def test_a_grammar_that_leaves_no_token_ends_its_request_alone(model):
+    # nothing may come after the word, and nothing may end the text
+    stuck = SamplingParams(temp=0, grammar='root ::= "word"', ignore_eos=True)
+    bound = SamplingParams(grammar='root ::= "word"')
+    with Batcher(model, n_slots=3, n_ctx=256, n_lanes=1, params=PARAMS) as batcher:
+        requests = [request(seed, n=-1, sampling=one) for seed, one in enumerate((stuck, bound))]
+        sinks = answers(batcher, [*requests, request(8)])
+        assert [sink.chunks[-1].finish for sink in sinks] == ["error", "eog", "length"]
+        assert isinstance(sinks[0].chunks[-1].error, SamplingError)
+        assert [sinks[0].text, sinks[1].text] == ["word", "word"]
+        with pytest.raises(UsageError, match="grammar"):
+            batcher.submit(request(sampling=SamplingParams(grammar="root")), Collected())
+        assert batcher.error is None
 
 
 def test_a_call_that_fails_ends_those_that_were_in_it(batcher, monkeypatch):
