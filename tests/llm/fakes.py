@@ -31,5 +31,8 @@ class FakeDevice:
     def hold(self) -> FakeDevice:
         return self
 
+    def mark(self) -> None:
+        return None
+
     def watched_sizes(self, watcher: Callable[[bytes, int], None]) -> AbstractContextManager[None]:
         return nullcontext()

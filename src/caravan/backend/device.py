@@ -25,6 +25,7 @@ from caravan.stream.dispatcher import Stream
 from caravan.stream.link import DeviceLink
 from caravan.stream.routes import Route
 from caravan.stream.telemetry import DeviceStats, ask_stats
+from caravan.stream.ticket import Ticket
 from caravan.wire.dtypes import WireType
 from caravan.wire.extension import SIMULATED
 
@@ -210,6 +211,10 @@ class RemoteDevice:
         """Whose `check` raises WorkerLost once what is put on the device from now on is lost, also
         when the device has come back since."""
         return self.link.stream
+
+    def mark(self) -> Ticket:
+        """What waits until everything that the device was asked for up to now has been done."""
+        return self.link.fence()
 
     def tell(self) -> interrupt.Throw | None:
         """Why a published device, which nobody looks after, does not answer: the Python code that

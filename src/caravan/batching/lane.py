@@ -139,6 +139,10 @@ class Lane:
         indices = self.context.decode(parts)
         self.n_steps += 1
         self.n_prompt += n_prompt
+        if not any(part.output for part in parts):
+            # a micro-batch for each stage, and one that waits before the first
+            self.context.mark(len(self.context.model.devices) + 1)
+            return
         if generating and n_prompt:
             self.context.synchronize()
             self._pace.note(n_prompt, time.monotonic() - began)

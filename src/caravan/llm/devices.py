@@ -27,6 +27,13 @@ class Hold(Protocol):
         """Raises WorkerLost once it is lost, for good: also when the device has come back."""
 
 
+class Mark(Protocol):
+    """A moment in the work of a device."""
+
+    def wait(self) -> object:
+        """Until everything before it has been done; raises WorkerLost."""
+
+
 class EngineDevice(Protocol):
     """A ggml device.
 
@@ -61,6 +68,9 @@ class EngineDevice(Protocol):
     def hold(self) -> Hold:
         """What is put on the device from now on."""
 
+    def mark(self) -> Mark | None:
+        """This moment; None where nobody can wait for it alone."""
+
     def without_weights(self) -> AbstractContextManager[None]:
         """Inside, a file that has no data may be loaded onto it; for simulated ones only."""
 
@@ -88,6 +98,9 @@ class LocalDevice:
 
     def hold(self) -> Hold:
         return self
+
+    def mark(self) -> Mark | None:
+        return None
 
     def without_weights(self) -> AbstractContextManager[None]:
         raise UsageError(f"{self.name} is no simulated device")

@@ -6,6 +6,7 @@ of it can be read again. Called by `batching`, on one thread at a time.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caravan.errors import DecodeError, UsageError
+from caravan.llm.devices import Mark
 from caravan.llm.lasting import Lasting
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams
@@ -57,6 +59,8 @@ class SharedContext(Lasting):
         Raises UsageError for a model that keeps nothing of what it reads, ContextError, WorkerLost.
         """
         self.held: list[list[int]] = [[] for _ in range(n_slots)]
+        # where the last device is with calls that nobody waits for otherwise
+        self._marks: deque[Mark] = deque()
         # the newest call, whose logits may still be asked for
         self._newest: list[Part] = []
         wanted = replace(params or ContextParams(), n_seq_max=n_slots, kv_unified=True)
@@ -119,6 +123,23 @@ class SharedContext(Lasting):
         slots = np.repeat(np.array([part.slot for part in parts], np.int32), sizes)
         return Rows(tokens, np.concatenate(positions), slots, outputs)
 
+    def mark(self, most: int) -> None:
+        """Wait until the devices have computed all but the newest `most` calls, of those that this
+        was called after. Without it whatever is asked for is queued at once, and whoever comes
+        then is behind all of it. Raises WorkerLost."""
+        if not self.model.devices:
+            return
+
+        def wait() -> None:
+            while len(self._marks) > most:
+                self._marks[0].wait()
+                self._marks.popleft()
+
+        mark = self.model.devices[-1].mark()
+        if mark is not None:
+            self._marks.append(mark)
+        self._surviving(wait)
+
     def keep(self, slot: int, n: int) -> int:
         """Have a slot forget all but its first `n` tokens; how many it holds then: 0 where the
         model cannot go back to that one."""
@@ -155,6 +176,7 @@ class SharedContext(Lasting):
 
     def _replay(self, raw: RawContext) -> None:
         """What the slots hold, the newest call as it was: its logits may be wanted yet."""
+        self._marks.clear()
         last = {part.slot: len(part.tokens) for part in self._newest}
         places = [0] * len(self.held)
         for slot, held in enumerate(self.held):

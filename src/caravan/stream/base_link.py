@@ -173,6 +173,9 @@ class BaseLink:
                     self.graphs.add(graph.uid, frozenset())
         self._fence("GRAPH_COMPUTE")
 
+    def fence(self) -> Ticket:
+        return self._fence("FENCE")
+
     def _fence(self, name: str) -> Ticket:
         """Ask something small after a graph or a weight: its answer is this peer's only sign of
         progress. `name`: what is really waited for."""

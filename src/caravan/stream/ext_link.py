@@ -147,12 +147,21 @@ class ExtLink:
 
     def bring(self, tensor: TensorRef, offset: int, data: Part) -> Ticket:
         row, address = EXT[Ext.SET], tensor.address() + offset
-        ticket = Ticket(EXT[Ext.FENCE].name, 0)
         with self._lock:
             self._mirror.forget(address, length(data))
             self._post_sets()
             self.stream.post(row, [row.request.pack(address), data])
-            self.stream.post(EXT[Ext.FENCE], [], ticket)
+            return self._fence()
+
+    def fence(self) -> Ticket:
+        with self._lock:
+            self._sequels.other()
+            self._post_sets()
+            return self._fence()
+
+    def _fence(self) -> Ticket:
+        ticket = Ticket(EXT[Ext.FENCE].name, 0)
+        self.stream.post(EXT[Ext.FENCE], [], ticket)
         return ticket
 
     def load(self, wanted: Sequence[tuple[int, int, bytes, str]]) -> Ticket:

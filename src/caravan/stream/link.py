@@ -114,6 +114,9 @@ class DeviceLink(Protocol):
         The data must stay as they are until `stream.drain` has returned.
         """
 
+    def fence(self) -> Ticket:
+        """The ticket is done when everything before it has been done."""
+
     def load(self, wanted: Sequence[tuple[int, int, bytes, str]]) -> Ticket:
         """Ask the worker to put tensors that it has where they belong: (address, size, digest,
         name) each, MAX_LOAD at most. The reply has one Source for each. Only where there are
