@@ -128,6 +128,7 @@ def test_the_thread_samples_survives_errors_and_ends(workers, monkeypatch, caplo
         wait_until(lambda: "cannot be shown" in caplog.text)
         model.n_layer = 31
         wait_until(lambda: view.snapshot()["model"]["n_layer"] == 31)
+    assert caplog.text.count("cannot be shown") == 1
     assert not view._thread.is_alive()
     # a second end, and one without a beginning
     view.close()

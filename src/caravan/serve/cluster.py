@@ -101,15 +101,18 @@ class ClusterView:
     # the sampling thread
 
     def _run(self) -> None:
-        due = time.monotonic()
+        due, told = time.monotonic(), False
         while not self._stop.wait(max(0.0, due - time.monotonic())):
             try:
                 self.ask()
                 self._stop.wait(_ANSWER_SECONDS)
                 self.collect()
+                told = False
             except Exception:
                 # the page is no reason to end anything, and the next second may be better
-                _log.exception("the cluster cannot be shown")
+                if not told:
+                    _log.exception("the cluster cannot be shown")
+                told = True
             # late ones are not made up for
             due = max(due + _PERIOD, time.monotonic())
 
