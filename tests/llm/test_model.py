@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
 
 import pytest
 
@@ -215,6 +216,37 @@ def test_vocabulary_alone_tokenizes_and_makes_no_context(smollm2, model):
         assert vocabulary.tokenize("some words") == model.tokenize("some words")
         with pytest.raises(ContextError, match="only the vocabulary"):
             Context(vocabulary)
+
+
+def test_a_long_text_that_is_tokenized_keeps_nobody_else_waiting(smollm2, monkeypatch):
+    with Model(smollm2, ModelParams(vocab_only=True)) as model:
+        begun, go_on = threading.Event(), threading.Event()
+
+        class Slow:
+            def __getattr__(self, name):
+                return getattr(llama, name)
+
+            def tokenize(self, *arguments):
+                begun.set()
+                assert go_on.wait(20)
+                return llama.tokenize(*arguments)
+
+        llama = model.words._llama
+        monkeypatch.setattr(model.words, "_llama", Slow())
+        found = []
+        thread = threading.Thread(target=lambda: found.extend(model.tokenize("Hello")))
+        thread.start()
+        try:
+            assert begun.wait(20)
+            pieces = threading.Thread(target=lambda: found.append(model.piece(905)))
+            pieces.start()
+            pieces.join(20)
+            assert found == [b" world"]
+        finally:
+            go_on.set()
+            thread.join()
+            pieces.join()
+        assert found[1:] == model.tokenize("Hello")
 
 
 def test_closing_twice_and_using_a_closed_model(smollm2):

@@ -129,6 +129,27 @@ def test_a_prompt_that_no_slot_can_hold_is_refused(client):
     assert str(N_CTX + 1) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "looked_at"),
+    [("x" * 5_000_000, 16 * N_CTX), (" " * 10_000 + "x" * 5_000_000, 32 * N_CTX)],
+)
+def test_of_a_text_that_is_far_too_long_not_all_is_looked_at(text, looked_at, client, served):
+    seen = []
+
+    def tokenize(text, *, add_special=True):
+        seen.append(len(text))
+        return [120] * text.count("x")
+
+    served.service.tokenize = tokenize
+    with pytest.raises(openai.BadRequestError) as caught:
+        complete(client, text)
+    assert caught.value.code == "context_length_exceeded"
+    assert "more than" in str(caught.value)
+    assert seen[-1] == looked_at
+    # one of few tokens is not refused for its length
+    assert complete(client, " " * 50_000 + "x").choices[0].finish_reason == "stop"
+
+
 def test_a_token_that_the_model_has_not_is_refused(client):
     with pytest.raises(openai.BadRequestError, match="not in the vocabulary"):
         complete(client, [1, 70000])

@@ -138,8 +138,8 @@ class Vocabulary:
         count = len(data) + 8
         while True:
             tokens = (ctypes.c_int32 * count)()
-            with self._lock:
-                vocab = self._require_open()
+            # a long text takes a second a megabyte, and whoever generates needs the pieces
+            with self.held() as vocab:
                 found: int = self._llama.tokenize(
                     vocab, data, len(data), tokens, count, add_special, parse_special
                 )

@@ -17,7 +17,7 @@ from caravan.serve.requests import ChatRequest, TemplateFields
 from caravan.serve.responding import Json, respond
 from caravan.serve.running import Running
 from caravan.serve.service import Service, Template
-from caravan.serve.state import check_length, state_of
+from caravan.serve.state import state_of, tokens_of
 
 # Variables of templates that are not the client's.
 _OURS = ("self", "messages", "tools", "add_generation_prompt")
@@ -40,9 +40,7 @@ async def apply_template(body: TemplateFields, request: Request) -> Response:
 
 def _begin(body: ChatRequest, service: Service, running: Running) -> ChatAnswer:
     tools = _tools(body)
-    text = rendered(body, service, tools)
-    prompt = tuple(service.tokenize(text))
-    check_length(service, prompt, "messages")
+    prompt = tuple(tokens_of(service, rendered(body, service, tools), "messages"))
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     stop = (*template_of(service).stop, *body.stops)
     logprobs = _logprobs(body)

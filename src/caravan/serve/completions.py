@@ -16,7 +16,7 @@ from caravan.serve.requests import CompletionRequest
 from caravan.serve.responding import respond
 from caravan.serve.running import Running
 from caravan.serve.service import Service
-from caravan.serve.state import check_length, state_of
+from caravan.serve.state import check_length, state_of, tokens_of
 
 # The API's own; chats have no bound.
 _MAX_TOKENS = 16
@@ -74,9 +74,12 @@ def token_lists(
     found: list[list[int]] = []
     for index, item in enumerate(items):
         assert not isinstance(item, int)
-        tokens = service.tokenize(item) if isinstance(item, str) else item
-        check_length(service, tokens, f"{param}[{index}]" if len(items) > 1 else param)
-        found.append(tokens)
+        place = f"{param}[{index}]" if len(items) > 1 else param
+        if isinstance(item, str):
+            found.append(tokens_of(service, item, place))
+        else:
+            check_length(service, item, place)
+            found.append(item)
     return found
 
 

@@ -14,6 +14,9 @@ from caravan.serve.metrics import Metrics
 from caravan.serve.running import Running
 from caravan.serve.service import Service
 
+# Characters for each token of a slot: fewer are tokenized without further thought.
+_LONG = 16
+
 
 @dataclass(slots=True)
 class State:
@@ -58,14 +61,36 @@ def state_of(request: Request) -> State:
     return state
 
 
+def tokens_of(service: Service, text: str, param: str) -> list[int]:
+    """Of a prompt. Raises ApiError for one that no slot can hold, or that is none.
+
+    A text of megabytes takes seconds, and is too long in any case: so only as much of it is looked
+    at as is needed to know that.
+    """
+    size = _LONG * service.n_ctx
+    while size < len(text):
+        found = len(service.tokenize(text[:size]))
+        # far enough from the end of the part, where others may stand in the whole
+        if found > 2 * service.n_ctx:
+            raise _too_long(service, f"more than {found}", param)
+        size *= 2
+    tokens = service.tokenize(text)
+    check_length(service, tokens, param)
+    return tokens
+
+
 def check_length(service: Service, tokens: Sequence[int], param: str) -> None:
     """Raises ApiError for a prompt that no slot can hold, or that is none."""
     if not tokens:
         raise ApiError(f"{param} is empty", param=param)
     if len(tokens) > service.n_ctx:
-        raise ApiError(
-            f"This model's maximum context length is {service.n_ctx} tokens. However, {param} is"
-            f" {len(tokens)} tokens long.",
-            code="context_length_exceeded",
-            param=param,
-        )
+        raise _too_long(service, str(len(tokens)), param)
+
+
+def _too_long(service: Service, count: str, param: str) -> ApiError:
+    return ApiError(
+        f"This model's maximum context length is {service.n_ctx} tokens. However, {param} is"
+        f" {count} tokens long.",
+        code="context_length_exceeded",
+        param=param,
+    )
