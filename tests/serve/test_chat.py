@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from caravan.errors import UsageError
-from caravan.serve import fields
+from caravan.serve import fields, responding
 from serve.fakes import FakeService
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -60,7 +60,9 @@ def test_a_stream_tells_what_it_has_taken_if_it_is_asked_to(client):
     assert last.usage.prompt_tokens_details.cached_tokens == 3
 
 
-def test_several_choices_share_a_prompt_and_run_at_the_same_time(client, served):
+def test_several_choices_share_a_prompt_and_run_at_the_same_time(client, served, monkeypatch):
+    # what is held back does not hold back the headers
+    monkeypatch.setattr(responding, "_FIRST_SECONDS", 0.01)
     served.service.batcher.hold()
     with chat(client, n=3, seed=7, stream=True) as stream:
         served.service.batcher.wait_for(lambda: served.service.batcher.n_busy == 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
+from caravan.serve import responding
 from serve.fakes import BOS, N_CTX
 
 
@@ -38,7 +39,8 @@ def test_tokens_are_taken_as_they_are(client, served):
 
 
 @pytest.mark.parametrize("prompt", [["one", "two"], [list(b"one"), list(b"two")]])
-def test_several_prompts_run_at_the_same_time(prompt, client, served):
+def test_several_prompts_run_at_the_same_time(prompt, client, served, monkeypatch):
+    monkeypatch.setattr(responding, "_FIRST_SECONDS", 0.01)
     served.service.batcher.hold()
     with complete(client, prompt, n=2, stream=True) as stream:
         served.service.batcher.wait_for(lambda: served.service.batcher.n_busy == 4)

@@ -44,6 +44,8 @@ def error_of(reply: httpx.Response) -> dict:
         ("n", {**CHAT, "n": 0}),
         ("stop", {**CHAT, "stop": 5}),
         ("stop", {**CHAT, "stop": ["x"] * 65}),
+        ("stop", {**CHAT, "stop": "x" * 257}),
+        ("repeat_last_n", {**CHAT, "repeat_last_n": (1 << 16) + 1}),
         ("logit_bias.x", {**CHAT, "logit_bias": {"x": 1}}),
         ("top_logprobs", {**CHAT, "logprobs": True, "top_logprobs": 21}),
         ("presence_penalty", {**CHAT, "presence_penalty": 3}),
@@ -216,6 +218,18 @@ def test_nothing_is_computed_any_more(served):
     reply = served.post("/v1/chat/completions", CHAT)
     assert (reply.status_code, error_of(reply)["code"]) == (503, "worker_lost")
     assert "caravan_computing 0.0" in served.get("/metrics").text
+
+
+def test_what_is_nested_too_deeply_is_the_clients_fault(served):
+    def render(*arguments, **options):
+        return render(*arguments, **options)
+
+    served.service.template.render = render
+    reply = served.post("/v1/chat/completions", CHAT)
+    assert (reply.status_code, error_of(reply)["message"]) == (
+        400,
+        "the request is nested too deeply",
+    )
 
 
 def test_errors_of_the_servers_own_are_told_to_both_sides(served):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from caravan.serve.requests import ChatRequest, TemplateFields
 from caravan.serve.responding import Json, respond
 from caravan.serve.running import Running
 from caravan.serve.service import Service, Template
-from caravan.serve.state import state_of, tokens_of
+from caravan.serve.state import aside, state_of, tokens_of
 
 # Variables of templates that are not the client's.
 _OURS = ("self", "messages", "tools", "add_generation_prompt")
@@ -26,15 +25,14 @@ _OURS = ("self", "messages", "tools", "add_generation_prompt")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state = state_of(request)
     running = state.running()
-    # templates, tokens and grammars of long requests take longer than others should wait
-    answer = await asyncio.to_thread(_begin, body, state.service, running)
+    answer = await aside(_begin, body, state.service, running)
     return await respond(request, running, answer, bool(body.stream))
 
 
 async def apply_template(body: TemplateFields, request: Request) -> Response:
     """The text that a chat becomes."""
     service = state_of(request).service
-    text = await asyncio.to_thread(rendered, body, service, body.told_tools())
+    text = await aside(rendered, body, service, body.told_tools())
     return Json({"prompt": text})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from fastapi import Request
@@ -16,7 +15,7 @@ from caravan.serve.requests import CompletionRequest
 from caravan.serve.responding import respond
 from caravan.serve.running import Running
 from caravan.serve.service import Service
-from caravan.serve.state import check_length, state_of, tokens_of
+from caravan.serve.state import aside, check_length, state_of, tokens_of
 
 # The API's own; chats have no bound.
 _MAX_TOKENS = 16
@@ -25,7 +24,7 @@ _MAX_TOKENS = 16
 async def completions(body: CompletionRequest, request: Request) -> Response:
     state = state_of(request)
     running = state.running()
-    answer = await asyncio.to_thread(_begin, body, state.service, running)
+    answer = await aside(_begin, body, state.service, running)
     return await respond(request, running, answer, bool(body.stream))
 
 

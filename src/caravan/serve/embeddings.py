@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from typing import Any
 
@@ -17,7 +16,7 @@ from caravan.serve.errors import ApiError, of_error
 from caravan.serve.requests import EmbeddingRequest
 from caravan.serve.responding import HUNG_UP, Json
 from caravan.serve.service import Service
-from caravan.serve.state import State, state_of
+from caravan.serve.state import State, aside, state_of
 
 MOST_TEXTS = 2048
 # Requests that may wait for their turn.
@@ -29,7 +28,7 @@ _SLICE = 4096
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     state = state_of(request)
     service = state.service
-    prompts = await asyncio.to_thread(_prompts, body, service)
+    prompts = await aside(_prompts, body, service)
     if state.n_embedding >= MOST_WAITING:
         raise of_error(QueueFull(f"{state.n_embedding} requests for embeddings are waiting", 1.0))
     state.n_embedding += 1
@@ -40,7 +39,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     if vectors is None:
         return Response(status_code=HUNG_UP)
     # millions of numbers take a while to write down
-    return await asyncio.to_thread(_answer, body, service, prompts, vectors)
+    return await aside(_answer, body, service, prompts, vectors)
 
 
 async def _vectors(
@@ -53,7 +52,7 @@ async def _vectors(
             if await request.is_disconnected():
                 return None
             state.check_open()
-            found.extend(await asyncio.to_thread(state.service.embed, part))
+            found.extend(await aside(state.service.embed, part))
     return found
 
 

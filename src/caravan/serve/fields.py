@@ -19,6 +19,10 @@ from caravan.serve.errors import ApiError, of_error
 # Seeds of the engine; clients may have larger ones.
 _SEEDS = 0xFFFFFFFF
 _MOST_STOPS = 64
+# Every token is compared with all of them.
+_LONGEST_STOP = 256
+# The engine keeps that many tokens for each request.
+_LONGEST_MEMORY = 1 << 16
 MOST_CHOICES = 128
 MOST_ALTERNATIVES = 20
 
@@ -63,7 +67,7 @@ class TextFields(Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repeat_penalty: float | None = Field(None, gt=0)
-    repeat_last_n: int | None = Field(None, ge=0, lt=1 << 31)
+    repeat_last_n: int | None = Field(None, ge=0, le=_LONGEST_MEMORY)
     logit_bias: dict[int, float] | list[tuple[int, float | Literal[False]]] | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
@@ -72,8 +76,11 @@ class TextFields(Body):
     @field_validator("stop")
     @classmethod
     def _few(cls, value: str | list[str] | None) -> str | list[str] | None:
-        if isinstance(value, list) and len(value) > _MOST_STOPS:
+        texts = [value] if isinstance(value, str) else value or []
+        if len(texts) > _MOST_STOPS:
             raise ValueError(f"more than {_MOST_STOPS} texts")
+        if any(len(text) > _LONGEST_STOP for text in texts):
+            raise ValueError(f"a text of more than {_LONGEST_STOP} characters")
         return value
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -13,7 +13,7 @@ from caravan.serve.errors import ApiError
 from caravan.serve.requests import DetokenizeRequest, TokenizeRequest
 from caravan.serve.responding import Json
 from caravan.serve.service import Service
-from caravan.serve.state import state_of
+from caravan.serve.state import aside, state_of
 
 
 async def models(request: Request) -> Response:
@@ -96,7 +96,7 @@ async def slots(request: Request) -> Response:
 
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service = state_of(request).service
-    tokens = await asyncio.to_thread(service.tokenize, body.content, add_special=body.add_special)
+    tokens = await aside(partial(service.tokenize, body.content, add_special=body.add_special))
     if not body.with_pieces:
         return Json({"tokens": tokens})
     return Json({"tokens": [{"id": i, "piece": _piece(service, i)} for i in tokens]})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
 from caravan.serve.fields import MOST_ALTERNATIVES, Body, TextFields
 
-Tokens = list[int]
+Tokens = list[Annotated[int, Field(ge=0, lt=1 << 31)]]
 
 
 class Part(Body):
@@ -106,4 +106,4 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    tokens: list[int]
+    tokens: Tokens

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from fastapi import Request
@@ -14,6 +15,7 @@ from caravan.serve.metrics import Metrics
 from caravan.serve.running import Running
 from caravan.serve.service import Service
 
+_T = TypeVar("_T")
 # Characters for each token of a slot: fewer are tokenized without further thought.
 _LONG = 16
 
@@ -53,6 +55,17 @@ class State:
         self.service.give_up()
         for running in list(self._running):
             running.cut()
+
+
+async def aside(function: Callable[..., _T], *arguments: Any) -> _T:
+    """The result of what may take longer than the loop has time, from another thread.
+
+    Raises what it raises; ApiError for a request that is nested too deeply for it.
+    """
+    try:
+        return await asyncio.to_thread(function, *arguments)
+    except RecursionError as exc:
+        raise ApiError("the request is nested too deeply") from exc
 
 
 def state_of(request: Request) -> State:
