@@ -129,6 +129,22 @@ def test_a_deep_schema_is_refused():
         json_schema_grammar(schema)
 
 
+def test_many_definitions_that_lead_to_each_other(model: Model):
+    defs: dict[str, Any] = {
+        f"d{i}": {"anyOf": [{"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}}]}
+        for i in range(200)
+    }
+    defs["d200"] = {"type": "null"}
+    grammar = json_schema_grammar({"$ref": "#/$defs/d0", "$defs": defs})
+    assert fits(model, grammar, "[" * 200 + "null" + "]" * 200)
+
+
+def test_long_arrays_of_long_arrays(model: Model):
+    row = {"type": "array", "items": {"type": "integer"}, "maxItems": 2000}
+    grammar = json_schema_grammar({"type": "array", "items": row, "maxItems": 2000})
+    assert fits(model, grammar, "[[1, 2], [], [3]]")
+
+
 def test_a_large_object(model: Model):
     schema = {
         "type": "object",

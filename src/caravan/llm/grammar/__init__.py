@@ -37,7 +37,9 @@ def json_schema_grammar(schema: Mapping[str, Any]) -> str:
     rules = Rules()
     if not isinstance(schema, Mapping) and not isinstance(schema, bool):
         raise fail("#", "not a schema")
-    root = Kinds(Document(schema), rules).rule({"$ref": "#"}, "#")
+    kinds = Kinds(Document(schema), rules)
+    root = kinds.rule({"$ref": "#"}, "#")
+    kinds.finish()
     text = rules.text(root)
     try:
         require_safe(plain(parse(text)))

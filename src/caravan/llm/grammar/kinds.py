@@ -32,6 +32,8 @@ class Kinds:
         self.document = document
         self.rules = rules
         self._references: dict[str, str] = {}
+        # what is referred to, and has no rule yet
+        self._todo: list[tuple[str, Any, str]] = []
         self._depth = 0
 
     def rule(self, schema: Any, path: str) -> str:
@@ -40,11 +42,17 @@ class Kinds:
         if checked.keys() == {"$ref"}:
             target, where = self.document.target(checked, path)
             if where not in self._references:
-                # before it is made, because it may refer to itself
+                # made later, because it may refer to itself
                 self._references[where] = name = self.rules.reserve(where)
-                self.rules.define(name, self._body(target, where))
+                self._todo.append((name, target, where))
             return self._references[where]
         return self.rules.add(path, self._body(schema, path))
+
+    def finish(self) -> None:
+        """Make the rules of all that is referred to."""
+        while self._todo:
+            name, target, where = self._todo.pop()
+            self.rules.define(name, self._body(target, where))
 
     def _body(self, schema: Any, path: str) -> str:
         self._depth += 1
@@ -157,8 +165,9 @@ class Kinds:
         inner = "".join(self._items(names, rest, least, most, path))
         if not inner:
             return f'"[" {ws} "]"'
-        body = f"{inner} {ws}"
-        return f'"[" {ws} {f"({body})?" if least == 0 else body} "]"'
+        # a rule of its own: the engine counts what is repeated inside for the outside too
+        body = self.rules.add(f"{path}-list", f"{inner} {ws}")
+        return f'"[" {ws} {body}{"?" if least == 0 else ""} "]"'
 
     def _items(
         self, names: list[str], rest: Any, least: int, most: int | None, path: str
@@ -180,7 +189,7 @@ class Kinds:
         # each of them, and all that may follow it
         for number in range(n - 1, 0, -1):
             tail = f'"," {ws} {names[number]} {grouped(more)}'.strip()
-            more = tail if least > number else f"({tail})?"
+            more = tail if least > number else self.rules.add(f"{path}-rest", tail) + "?"
         yield f"{names[0]} {more}".strip()
 
 
