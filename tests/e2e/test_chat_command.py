@@ -9,7 +9,7 @@ import pytest
 import caravan
 from e2e.processes import caravan as run
 from e2e.processes import children, kill, running, wait_for
-from e2e.terminals import terminal
+from e2e.terminals import READY, terminal
 from e2e.test_resume_command import session_of, settle
 
 # with this one the model does not come to an end
@@ -73,7 +73,7 @@ def test_a_talk(smollm2, environment, tmp_path):
         screen.shows("caravan: 2 messages")
         screen.say("\x1b[A\x1b[A\x03And?")
         screen.shows("caravan: note: ended after 4 tokens (-n)")
-        screen.shows("\x1b[?2004h")
+        screen.shows(READY)
         screen.press("\x03")
         screen.shows("Ctrl-C once more ends")
         screen.press("\x03")
@@ -83,7 +83,7 @@ def test_a_talk(smollm2, environment, tmp_path):
 @pytest.mark.parametrize("end", ["\x04", "/exit\r"])
 def test_nothing_is_left_of_it(end, words, environment):
     with terminal(*words, "-q", environment=environment) as screen:
-        screen.shows("\x1b[?2004h")
+        screen.shows(READY)
         screen.press(end)
         assert screen.finish() == 0
         assert screen.text.replace(">", "").replace("/exit", "").strip() == ""
@@ -102,6 +102,7 @@ def test_a_loss_is_told_and_the_answer_goes_on(words, workers, environment):
                 kill(session_of(workers[1]))
                 screen.shows(f"caravan: RPC1 at {workers[1].endpoint} was lost during")
             screen.shows("ended after 60 tokens")
+            screen.shows(READY)
             screen.press("\x04")
             assert screen.finish() == 0
             text = screen.text.partition(f"{COUNT}\n")[2].partition("caravan: note")[0]
