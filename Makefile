@@ -29,6 +29,7 @@ lint: $(VENV)/.installed-test
 
 types: $(VENV)/.installed-test
 	$(BIN)/mypy --strict
+	$(BIN)/mypy --strict examples
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/speed.py
