@@ -201,10 +201,11 @@ def test_why_an_answer_ended(stopped, words, chat, capsys):
 def test_an_error_is_told_and_it_goes_on(error, chat, capsys):
     chat.error = error
     talk(chat, "refused", "one", "two")
+    hint = "; /clear begins anew" * isinstance(error, DecodeError)
     assert capsys.readouterr().err.splitlines() == [
         "caravan: error: the chat template says: no",
-        f"caravan: error: {error}",
-        f"caravan: error: {error}",
+        f"caravan: error: {error}{hint}",
+        f"caravan: error: {error}{hint}",
     ]
     with pytest.raises(type(error)):
         talk(chat, "one", screen=False)

@@ -13,7 +13,7 @@ import click
 
 from caravan.cli.head import tell
 from caravan.cli.streamed import Streamed
-from caravan.errors import CaravanError, UsageError, WorkerLost
+from caravan.errors import CaravanError, DecodeError, UsageError, WorkerLost
 
 if TYPE_CHECKING:
     from caravan.llm import Chat
@@ -93,7 +93,9 @@ class Talk:
             self._out.end_line()
             if not self._screen or self._is_over(exc):
                 raise
-            tell(f"error: {exc}")
+            # most often there is no room left
+            hint = "; /clear begins anew" if isinstance(exc, DecodeError) else ""
+            tell(f"error: {exc}{hint}")
         return True
 
     def _is_over(self, exc: CaravanError) -> bool:
