@@ -205,7 +205,7 @@ def first(args: argparse.Namespace, workers: list[str]) -> None:
 def many(args: argparse.Namespace, workers: list[str]) -> None:
     dice = random.Random(args.seed)
     requests = [
-        (text(dice, dice.randint(1, 120)), dice.randint(1, 40)) for _ in range(args.requests)
+        (text(dice, dice.randint(1, 60)), dice.randint(1, 24)) for _ in range(args.requests)
     ]
     hanging = set(dice.sample(range(len(requests)), len(requests) // 20))
     errors: list[str] = []
