@@ -26,18 +26,21 @@ class Served:
     def __init__(self, service: Any, port: int, server: HttpServer) -> None:
         self.service, self.port, self.server = service, port, server
         self.url = f"http://127.0.0.1:{port}"
+        # without certificates, which take longer to read than most tests
+        self.http = httpx.Client(base_url=self.url, timeout=BOUND, verify=False)
         # errors of the server's own, which no test expects
         self.errors: list[BaseException] = []
 
     def openai(self, key: str = "none", **options: Any) -> openai.OpenAI:
-        options = {"max_retries": 0, "timeout": BOUND, **options}
+        http = httpx.Client(timeout=BOUND, verify=False)
+        options = {"max_retries": 0, "timeout": BOUND, "http_client": http, **options}
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **options)
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=BOUND, **options)
+        return self.http.post(path, json=body, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=BOUND, **options)
+        return self.http.get(path, **options)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), BOUND)
@@ -71,7 +74,8 @@ def serving(service: Service, *, drain_seconds: float = 0.0, **options: Any) -> 
         assert ready.wait(BOUND)
         served = Served(service, port, server)
         served.errors = errors
-        yield served
+        with served.http:
+            yield served
     finally:
         server.stop()
         thread.join(BOUND)
