@@ -108,6 +108,8 @@ class FakeBatcher:
     def submit(self, request: Request, sink: Callable[[Chunk], None]) -> Any:
         if not 0 <= min(request.prompt) <= max(request.prompt) < N_VOCAB:
             raise UsageError(f"a token is not in the vocabulary of {N_VOCAB}")
+        if request.sampling.grammar == "wrong":
+            raise UsageError("grammar: there is no rule named root")
         with self._lock:
             if self.error is not None:
                 raise self.error

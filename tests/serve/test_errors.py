@@ -90,6 +90,14 @@ def test_a_body_has_to_say_that_it_is_json(served):
     assert served.service.batcher.requests == []
 
 
+def test_what_only_the_engine_can_tell_is_the_clients_fault_too(served):
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        body = {**CHAT, "prompt": "a", "grammar": "wrong"}
+        reply = served.post(path, body)
+        assert reply.status_code == 400
+        assert error_of(reply)["param"] == "grammar"
+
+
 def test_half_characters_are_no_harm(served):
     """JSON can have them, encodings cannot."""
     body = b'{"content": "a\\ud800b"}'

@@ -129,7 +129,7 @@ def command(**options: Any) -> None:
     from caravan.serve.server import listener
 
     with listener(options["host"], options["port"]) as sock, head.traced():
-        if not keys and not _is_private(sock):
+        if not keys and not _is_private(sock) and not head.quiet:
             tell(
                 "note: everybody who reaches this address may use the model: there is no"
                 f" --api-key-file, and {VARIABLE} is not set"
@@ -202,7 +202,7 @@ def _service(
     params = head.context_params
     planned = planned_context(opened.path, settings.slots, params.n_ctx, params)
     with opened.load(planned) as model:
-        template = _template(model, settings.chat_template)
+        template = _template(model, settings.chat_template, head.quiet)
         with (
             Batcher(
                 model,
@@ -231,7 +231,7 @@ def _name(model: str) -> str:
     return Path(model).stem if model.endswith(".gguf") else Path(model).name
 
 
-def _template(model: Model, given: str | None) -> ChatTemplate | None:
+def _template(model: Model, given: str | None, quiet: bool) -> ChatTemplate | None:
     """None, and a note, for a model that has none. Raises UsageError for one that is given and
     cannot be used."""
     from caravan.errors import UsageError
@@ -242,7 +242,8 @@ def _template(model: Model, given: str | None) -> ChatTemplate | None:
     except UsageError as exc:
         if given is not None:
             raise
-        tell(f"note: no chats: {exc}")
+        if not quiet:
+            tell(f"note: no chats: {exc}")
         return None
 
 

@@ -16,7 +16,7 @@ from caravan.serve.requests import ChatRequest, TemplateFields
 from caravan.serve.responding import Json, respond
 from caravan.serve.running import Running
 from caravan.serve.service import Service, Template
-from caravan.serve.state import aside, state_of, tokens_of
+from caravan.serve.state import aside, state_of, submit, tokens_of
 
 # Variables of templates that are not the client's.
 _OURS = ("self", "messages", "tools", "add_generation_prompt")
@@ -55,7 +55,7 @@ def _begin(body: ChatRequest, service: Service, running: Running) -> ChatAnswer:
         logprobs=logprobs is not None,
         with_usage=body.with_usage,
     )
-    running.submit(service.batcher, requests)
+    submit(running, service, requests)
     return answer
 
 

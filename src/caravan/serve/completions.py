@@ -15,7 +15,7 @@ from caravan.serve.requests import CompletionRequest
 from caravan.serve.responding import respond
 from caravan.serve.running import Running
 from caravan.serve.service import Service
-from caravan.serve.state import aside, check_length, state_of, tokens_of
+from caravan.serve.state import aside, check_length, state_of, submit, tokens_of
 
 # The API's own; chats have no bound.
 _MAX_TOKENS = 16
@@ -47,7 +47,7 @@ def _begin(body: CompletionRequest, service: Service, running: Running) -> Compl
         logprobs=body.logprobs is not None,
         with_usage=body.with_usage,
     )
-    running.submit(service.batcher, requests)
+    submit(running, service, requests)
     return answer
 
 

@@ -5,6 +5,7 @@ Fields that are not known are ignored, as other servers of this API do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -48,6 +49,12 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+def named(error: UsageError) -> str | None:
+    """The field that an error of the sampling begins with, if it does."""
+    word = re.match(r"\w*", str(error))
+    return word[0] if word is not None and word[0] in TextFields.model_fields else None
 
 
 class TextFields(Body):

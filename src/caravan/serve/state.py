@@ -10,7 +10,10 @@ from weakref import WeakSet
 
 from fastapi import Request
 
-from caravan.serve.errors import ApiError, shutting_down
+from caravan.batching import Request as BatchRequest
+from caravan.errors import UsageError
+from caravan.serve.errors import ApiError, of_error, shutting_down
+from caravan.serve.fields import named
 from caravan.serve.metrics import Metrics
 from caravan.serve.running import Running
 from caravan.serve.service import Service
@@ -72,6 +75,14 @@ def state_of(request: Request) -> State:
     state = request.app.state.caravan
     assert isinstance(state, State)
     return state
+
+
+def submit(running: Running, service: Service, requests: Sequence[BatchRequest]) -> None:
+    """All of them or none. Raises ApiError."""
+    try:
+        running.submit(service.batcher, requests)
+    except UsageError as exc:
+        raise of_error(exc, named(exc)) from exc
 
 
 def tokens_of(service: Service, text: str, param: str) -> list[int]:
