@@ -51,6 +51,13 @@ DOUBLED += "{{% endfor %}}{{{{ ns.x }}}}"
         "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(1) }}",
         "{% for i in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
         "{{ range(1000000000) }}",
+        "{{ range(99999)|map('center', 9999)|list|length }}",
+        "{{ range(99999)|map('string')|join('x' * 99999) }}",
+        "{{ ('x' * 99999).join(range(99999)|map('string')) }}",
+        "{% set a = range(9999)|list %}{{ a|map('string')|join('x' * 99999) }}",
+        "{{ '%.9999f' * 999 % range(999)|list }}",
+        "{{ ('%9999d' * 9999)|format(1) }}",
+        "{% macro f(s) %}{{ f(s ~ 'a') }}{% endmacro %}{{ f('a' * 9999999) }}",
         "{{ 'a' * 10 ** 10 }}",
         "{{ [1] * 10 ** 10 }}",
         "{{ (10 ** 10) ** 10000 }}",
@@ -67,8 +74,15 @@ DOUBLED += "{{% endfor %}}{{{{ ns.x }}}}"
 )
 def test_what_would_be_endless_or_huge_is_an_error(source, monkeypatch):
     monkeypatch.setattr(jinja, "MOST_ITEMS", 1 << 14)
+    monkeypatch.setattr(jinja, "MOST_MADE", 1 << 26)
     with pytest.raises((TemplateError, OverflowError, RecursionError)):
         rendered(source)
+
+
+def test_lists_that_are_made_when_they_are_wanted():
+    source = "{{ x|map('upper')|reject('equalto', 'B')|join('-') }} {{ '+'.join(x|map('lower')) }}"
+    assert rendered(source, x="abc") == "A-C a+b+c"
+    assert rendered("{{ x|batch(2)|map('join')|list }}", x="abc") == "['ab', 'c']"
 
 
 def test_a_loop_that_makes_nothing_ends_too(monkeypatch):

@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, Undefined, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -26,6 +26,8 @@ from jinja2.utils import Namespace
 SECONDS = 10.0
 MOST_TEXT = 1 << 24
 MOST_ITEMS = 1 << 19
+# of all texts that are made on the way: they may be there at the same time
+MOST_MADE = 1 << 29
 _MOST_WIDTH = 10_000
 _MOST_BITS = 4096
 _WIDTH = re.compile(r"\d{5}|\*|\{[^{}]*\{")
@@ -59,7 +61,7 @@ class Environment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _Generation],
-            finalize=self._shown,
+            finalize=self.measured,
         )
         self._own = threading.local()
         for name in _WITHOUT:
@@ -70,13 +72,27 @@ class Environment(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _raise, "strftime_now": _now}
         self.concat = self._joined  # type: ignore[method-assign]
 
-    def render(self, template: Any, variables: dict[str, Any]) -> str:
+    def from_string(self, *args: Any, **kwargs: Any) -> Template:
+        """See jinja2. What is constant in a template is computed now."""
+        self._begin()
+        return super().from_string(*args, **kwargs)
+
+    def render(self, template: Template, variables: dict[str, Any]) -> str:
         """The text. Raises whatever goes wrong in it, in time."""
-        self._own.deadline = time.monotonic() + SECONDS
+        self._begin()
         context = template.new_context(variables)
         return self._joined(template.root_render_func(context))
 
     # bounds
+
+    def _begin(self) -> None:
+        self._own.deadline = time.monotonic() + SECONDS
+        self._own.left = MOST_MADE
+
+    def _spend(self, size: int) -> None:
+        self._own.left -= size
+        if self._own.left < 0:
+            raise TemplateError(f"it makes texts of more than {MOST_MADE} characters in all")
 
     def check(self) -> None:
         if time.monotonic() > self._own.deadline:
@@ -86,9 +102,20 @@ class Environment(ImmutableSandboxedEnvironment):
         """It, if it is not too large with all that it contains, as often as it contains that."""
         if isinstance(value, str):
             _check_text(len(value))
+            self._spend(len(value))
         elif isinstance(value, (list, tuple, dict, Namespace)):
             _weigh(value)
+        elif isinstance(value, Iterator):
+            return self._measured_items(value)
         return value
+
+    def _measured_items(self, items: Iterator[Any]) -> Iterator[Any]:
+        """What makes items when it is asked for them."""
+        for number, item in enumerate(items):
+            self.check()
+            if number >= MOST_ITEMS:
+                raise TemplateError(f"it makes more than {MOST_ITEMS} items")
+            yield self.measured(item)
 
     def steps(self, items: Iterable[Any]) -> Iterator[Any]:
         """The items of a loop, as long as there is time."""
@@ -100,16 +127,13 @@ class Environment(ImmutableSandboxedEnvironment):
         """What `~` makes."""
         return self._joined(str(self.measured(part)) for part in parts)
 
-    def _shown(self, value: Any) -> Any:
-        # while a template is compiled, what is constant in it is shown once
-        return self.measured(value)
-
     def _joined(self, parts: Iterable[str]) -> str:
         found, size = [], 0
         for part in parts:
             size += len(part)
             _check_text(size)
             found.append(part)
+        self._spend(size)
         return "".join(found)
 
     # where they are looked at
@@ -130,6 +154,8 @@ class Environment(ImmutableSandboxedEnvironment):
         __self.check()
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
+            if __obj.__name__ == "join" and args:
+                args = ([*args[0]], *args[1:])
             _check_method(owner, __obj.__name__, args)
         return __self.measured(super().call(__context, __obj, *args, **kwargs))
 
@@ -157,11 +183,13 @@ class Environment(ImmutableSandboxedEnvironment):
 
         @wraps(made)
         def bounded(*args: Any, **kwargs: Any) -> Any:
-            if hasattr(self._own, "deadline"):
-                self.check()
+            self.check()
             value, *others = args[first:]
             if name in _OF_TEXTS:
-                self.measured(value)
+                value = self.measured(value)
+                if name == "join":
+                    value = [*value]
+                args = (*args[:first], value, *others)
             _check_filter(name, value, [*others, *kwargs.values()])
             return self.measured(made(*args, **kwargs))
 
@@ -250,7 +278,9 @@ def _check_width(*values: Any) -> None:
 def _check_format(form: str, values: Iterable[Any]) -> None:
     if _WIDTH.search(form):
         raise TemplateError(f"the format {form[:40]!r} is not supported")
-    _check_text((len(form) // 2 + 1) * max(map(_size, values), default=0))
+    widths = map(int, re.findall(r"\d+", form))
+    most = max((*map(_size, values), *widths), default=0)
+    _check_text((len(form) // 2 + 1) * most)
 
 
 def _check_method(own: str, name: str, args: tuple[Any, ...]) -> None:
@@ -299,4 +329,4 @@ def _check_operator(operator: str, left: Any, right: Any) -> None:
         _check_format(left.replace("%%", ""), right if isinstance(right, tuple) else (right,))
 
 
-__all__ = ["MOST_ITEMS", "MOST_TEXT", "SECONDS", "Environment", "TemplateError", "Undefined"]
+__all__ = ["MOST_ITEMS", "MOST_MADE", "MOST_TEXT", "SECONDS", "Environment", "TemplateError"]
