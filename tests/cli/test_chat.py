@@ -252,6 +252,9 @@ def test_ctrl_c_twice_ends(chat, capsys):
 def test_what_would_steer_a_terminal_is_left_out(capsys):
     Streamed(clean=True).write("a\x1b[31m\x07\tä\r\n\x9b2J\u202eb")
     assert capsys.readouterr().out == "a[31m\tä\n2Jb"
+    # spaces and joints that other scripts need
+    Streamed(clean=True).write("\u3000\u00a0\u200d\u200c\ufeff😀")
+    assert capsys.readouterr().out == "\u3000\u00a0\u200d\u200c\ufeff😀"
     Streamed().write("a\x1b[31m")
     assert capsys.readouterr().out == "a\x1b[31m"
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import click
+
+# control characters, and those that turn the direction of what follows
+_STEERING = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class Streamed:
@@ -21,7 +25,7 @@ class Streamed:
 
     def write(self, text: str) -> None:
         if self._clean:
-            text = "".join(one for one in text if one.isprintable() or one in "\n\t")
+            text = _STEERING.sub("", text)
         if not text:
             return
         self._begun = not text.endswith("\n")
