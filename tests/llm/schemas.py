@@ -79,6 +79,13 @@ PETS = {
         },
     },
 }
+TAGGED = {
+    "oneOf": [
+        {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}}},
+        {"type": "object", "properties": {"kind": {"const": "dog"}, "name": {"type": "string"}}},
+    ],
+    "discriminator": {"propertyName": "kind", "mapping": {}},
+}
 OPTIONAL = {
     "type": "object",
     "properties": {name: {"type": "integer"} for name in "abcd"},
@@ -190,6 +197,10 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "half open": ({"type": "number", "exclusiveMinimum": 1.5}, [1.6, 2, 1000.25], [1.5, 1, 0]),
     "below": ({"type": "number", "exclusiveMaximum": -1.5}, [-1.6, -2, -1000.25], [-1.5, -1, 0, 2]),
     "format ignored": ({"type": "integer", "format": "int32"}, [1], ["a"]),
+    "multiples": ({"type": "integer", "multipleOf": 7}, [0, 7, -7, 14, 49, 7000, 123459], [1, 8, 15]),
+    "multiples from 0": ({"type": "integer", "multipleOf": 5, "minimum": 0}, [0, 5, 100], [1, -5]),
+    "whole": ({"type": "number", "multipleOf": 1}, [0, 12, -5], [0.5]),
+    "cents": ({"type": "number", "multipleOf": 0.01}, [0, -12, 0.5, 3.25], [0.125]),
     "bool": ({"type": "boolean"}, [True, False], [1, "true"]),
     "date": ({"type": "string", "format": "date"}, ["2024-02-29", "1999-12-31"], ["2023-02-29", "2023-04-31", "1-1-1"]),
     "date-time": ({"type": "string", "format": "date-time"}, ["2024-01-01T23:59:59Z", "2024-01-01T00:00:00.123+02:00"], ["2024-01-01"]),
@@ -200,25 +211,30 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "ipv6": ({"type": "string", "format": "ipv6"}, ["2001:db8:0:0:0:0:0:1"], ["g::"]),
     "hostname": ({"type": "string", "format": "hostname"}, ["a-b.example.org"], ["-a"]),
     "duration": ({"type": "string", "format": "duration"}, ["P1DT2H3M", "PT5S", "P2W"], ["1D"]),
+    "url": ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083}, ["http://a.org/"], [""]),
+    "tagged": (TAGGED, [{"kind": "cat"}, {"kind": "dog", "name": "x"}], [{}, {"name": "x"}]),
     "uri": ({"type": "string", "format": "uri"}, ["https://example.org/a/b?c=d"], ["example"]),
 }
 
 # What the validator of the tests takes for something else: `nullable` is OpenAPI's, classes and
-# named groups are ECMA's, a time has a zone.
-UNLIKE_PYTHON = {"nullable", "nullable enum", "pattern of classes", "pattern lazy", "time"}
+# named groups are ECMA's, a time has a zone, and 0.07 is seven times 0.01.
+UNLIKE_PYTHON = {"nullable", "nullable enum", "pattern of classes", "pattern lazy", "time", "cents"}
 
 REFUSED: list[tuple[Any, str]] = [
     ({"type": "date"}, "#: type 'date'"),
-    ({"properties": {"a": {"type": "integer", "multipleOf": 5}}}, "#/properties/a: multipleOf"),
+    ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "#/properties/a: uniqueItems"),
+    ({"type": "integer", "multipleOf": 5, "maximum": 100}, "multipleOf beside"),
+    ({"type": "integer", "multipleOf": 0}, "multipleOf 0"),
+    ({"type": "number", "multipleOf": 0.3}, "multipleOf 0.3"),
+    ({"type": "integer", "multipleOf": 101}, "multipleOf 101"),
     ({"not": {"type": "string"}}, "not"),
     ({"if": {}, "then": {}}, "if"),
     ({"patternProperties": {"^a": {}}}, "patternProperties"),
-    ({"type": "array", "uniqueItems": True}, "uniqueItems"),
     ({"type": "array", "contains": {"const": 1}}, "contains"),
     ({"type": "object", "minProperties": 1}, "minProperties"),
     ({"type": "array", "items": [{}]}, "items as a list"),
     ({"type": "string", "format": "color"}, "format 'color'"),
-    ({"type": "string", "format": "date", "minLength": 3}, "format beside"),
+    ({"type": "string", "format": "date", "minLength": 30}, "format beside"),
     ({"type": "string", "pattern": "(?=a)b"}, "looking ahead"),
     ({"type": "string", "pattern": "(?<=a)b"}, "looking back"),
     ({"type": "string", "pattern": "\\bword"}, "escape"),

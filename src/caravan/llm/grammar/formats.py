@@ -41,5 +41,5 @@ FORMATS = {
     "hostname": _HOSTNAME,
     "ipv4": f'{_BYTE} ("." {_BYTE}){{3}}',
     "ipv6": f'{_HEX}{{1,4}} (":" {_HEX}{{1,4}}){{7}}',
-    "uri": f'"http" "s"? "://" {_HOSTNAME} ("/" {_IN_URI}*)* ("?" {_IN_URI}*)?',
+    "uri": f'"http" "s"? "://" {_HOSTNAME} ("/" {_IN_URI}{{0,40}}){{0,8}} ("?" {_IN_URI}{{0,80}})?',
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -21,6 +21,9 @@ from caravan.llm.grammar.unions import require_distinct
 
 _MOST_NESTED = 60
 _MOST_ITEMS = 2_000
+# of multipleOf: whole numbers, and digits behind the point
+_MOST_UNIT = 100
+_DECIMALS = {0.1: 1, 0.01: 2, 0.001: 3, 0.0001: 4}
 # a number's own words for its size, which say nothing about JSON
 _NUMBER_FORMATS = {"int32", "int64", "uint32", "uint64", "float", "double", "decimal"}
 
@@ -97,7 +100,11 @@ class Kinds:
         choices = schema[keyword]
         if not isinstance(choices, list) or not choices:
             raise fail(path, f"{keyword} is not a list of schemas")
-        rest = {k: v for k, v in schema.items() if k != keyword}
+        rest = {k: v for k, v in schema.items() if k not in (keyword, "discriminator")}
+        tag = schema.get("discriminator")
+        if isinstance(tag, Mapping) and isinstance(tag.get("propertyName"), str):
+            # where it may be left out, it is not: nothing else tells which of them it is
+            rest = self.document.merged(rest, {"required": [tag["propertyName"]]}, path)
         if rest:
             flat = self.document.flat
             choices = [
@@ -131,6 +138,10 @@ class Kinds:
         form = schema.get("format")
         if form is not None and form not in _NUMBER_FORMATS:
             raise fail(path, f"format {form!r} of a number is not supported")
+        if "multipleOf" in schema:
+            if high is not None or low not in (None, 0) or without_low:
+                raise fail(path, "multipleOf beside bounds other than minimum 0 is not supported")
+            return self._multiple(schema["multipleOf"], kind, "" if low == 0 else '"-"? ', path)
         if low is None and high is None:
             return self.rules.shared(kind)
         if kind == "integer":
@@ -144,6 +155,22 @@ class Kinds:
         if not found:
             raise fail(path, "no number is allowed")
         return self.rules.add(f"{path}-{kind}", either(found))
+
+    def _multiple(self, unit: Any, kind: str, sign: str, path: str) -> str:
+        if isinstance(unit, bool) or not isinstance(unit, int | float) or not unit > 0:
+            raise fail(path, f"multipleOf {unit!r} is not a number above 0")
+        if unit in _DECIMALS and kind == "number":
+            more = f'("." [0-9]{{1,{_DECIMALS[unit]}}})?'
+            return self.rules.add(
+                f"{path}-multiple", f"{sign}{self.rules.shared('natural')} {more}"
+            )
+        if unit % 1 or unit > _MOST_UNIT:
+            raise fail(path, f"multipleOf {unit!r} is not supported")
+        states = [self.rules.reserve(f"{path}-rest") for _ in range(int(unit))]
+        for rest, name in enumerate(states):
+            self.rules.define(name, either(numbers.after_rest(rest, states)))
+        first = either(numbers.after_rest(0, states, first=True))
+        return self.rules.add(f"{path}-multiple", f"{sign}({first})")
 
     def _array(self, schema: Schema, path: str) -> str:
         least = count(schema, "minItems", path, _MOST_ITEMS) or 0

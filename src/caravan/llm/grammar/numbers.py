@@ -71,6 +71,20 @@ def _join(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
+def after_rest(rest: int, names: list[str], first: bool = False) -> list[str]:
+    """The choices for the digits behind a number that leaves `rest` when divided by the number of
+    `names`; these are the rules behind one that leaves so much. Together they leave nothing."""
+    by_name: dict[str, list[int]] = {}
+    for digit in range(10):
+        by_name.setdefault(names[(10 * rest + digit) % len(names)], []).append(digit)
+    found = ['"0"'] if first else ['""'] if rest == 0 else []
+    for name, digits in by_name.items():
+        kept = [digit for digit in digits if digit or not first]
+        if kept:
+            found.append(f"[{''.join(map(str, kept))}] {name}")
+    return found
+
+
 def decimals(
     low: Decimal | None, high: Decimal | None, without_low: bool, without_high: bool
 ) -> list[str]:

@@ -18,14 +18,14 @@ KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
 # say nothing about which values are valid
 _ANNOTATIONS = {
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly",
-    "$schema", "$id", "$comment", "$defs", "definitions", "discriminator", "contentEncoding",
+    "$schema", "$id", "$comment", "$defs", "definitions", "contentEncoding",
     "contentMediaType", "contentSchema", "nullable",
 }  # fmt: skip
 # would have to be heeded, and are not
 _UNSUPPORTED = (
     "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies",
     "patternProperties", "propertyNames", "minProperties", "maxProperties", "uniqueItems",
-    "contains", "minContains", "maxContains", "unevaluatedItems", "multipleOf", "$dynamicRef",
+    "contains", "minContains", "maxContains", "unevaluatedItems", "$dynamicRef",
     "$recursiveRef", "$anchor",
 )  # fmt: skip
 # values with which such a keyword says nothing
@@ -80,6 +80,8 @@ class Document:
         }
         if found.pop("unevaluatedProperties", True) is False:
             found.setdefault("additionalProperties", False)
+        if "oneOf" not in found:
+            found.pop("discriminator", None)
         if schema.get("nullable") is True:
             found = _nullable(found)
         return found
@@ -229,7 +231,7 @@ KEYWORDS = {
     "object": {"properties", "required", "additionalProperties"},
     "array": {"items", "prefixItems", "minItems", "maxItems"},
     "string": {"minLength", "maxLength", "pattern", "format"},
-    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
 }
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from caravan.errors import UsageError
 from caravan.llm.grammar.formats import FORMATS
+from caravan.llm.grammar.gbnf import Chars, parse
 from caravan.llm.grammar.pattern import CONTROLS, Ranges, States, automaton, states
+from caravan.llm.grammar.plain import plain
 from caravan.llm.grammar.rules import Rules, chars, grouped
 from caravan.llm.grammar.schema import Schema, count, fail
 
@@ -12,7 +16,7 @@ _MOST_LENGTH = 10_000
 _MOST_STATES = 1_500
 _QUOTED = {ord('"'): '\\"', ord("\\"): "\\\\"}
 # are no text of a particular form
-_LOOSE = {"password"}
+_LOOSE = {"password", "binary"}
 
 
 def string_body(rules: Rules, schema: Schema, path: str) -> str:
@@ -25,8 +29,9 @@ def string_body(rules: Rules, schema: Schema, path: str) -> str:
     if form is not None and form not in _LOOSE:
         if form not in FORMATS:
             raise fail(path, f"format {form!r} is not supported")
-        if pattern is not None or least or most is not None:
-            raise fail(path, "format beside a pattern or a length is not supported")
+        shortest, longest = _lengths(form)
+        if pattern is not None or least > shortest or (most is not None and most < longest):
+            raise fail(path, "format beside a pattern or another length is not supported")
         name = rules.add(f"format-{form}", FORMATS[form])
         return rules.add(f"text-{form}", f'"\\"" {name} "\\""')
     if pattern is not None:
@@ -41,6 +46,21 @@ def string_body(rules: Rules, schema: Schema, path: str) -> str:
         return rules.shared("string")
     inner = rules.times(rules.shared("char"), least, most)
     return rules.add(f"{path}-text", f'"\\"" {inner} "\\""'.replace("  ", " "))
+
+
+@cache
+def _lengths(form: str) -> tuple[int, int]:
+    """The least and the most characters of a format."""
+    rules = plain(parse(f"root ::= {FORMATS[form]}"))
+
+    def of(name: str) -> tuple[int, int]:
+        found = []
+        for items in rules[name]:
+            sizes = [(1, 1) if isinstance(item, Chars) else of(item.name) for item in items]
+            found.append((sum(low for low, _ in sizes), sum(high for _, high in sizes)))
+        return min(low for low, _ in found), max(high for _, high in found)
+
+    return of("root")
 
 
 def _automaton(rules: Rules, found: States, path: str) -> str:
