@@ -7,10 +7,11 @@ from functools import cache
 from caravan.errors import UsageError
 from caravan.llm.grammar.formats import FORMATS
 from caravan.llm.grammar.gbnf import Chars, parse
-from caravan.llm.grammar.pattern import CONTROLS, Ranges, States, automaton, states
+from caravan.llm.grammar.pattern import CONTROLS, Ranges, automaton
 from caravan.llm.grammar.plain import plain
 from caravan.llm.grammar.rules import Rules, chars, grouped
 from caravan.llm.grammar.schema import Schema, count, fail
+from caravan.llm.grammar.states import States, states
 
 _MOST_LENGTH = 10_000
 _MOST_STATES = 1_500
