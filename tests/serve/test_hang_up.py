@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import struct
@@ -84,6 +85,41 @@ def test_a_client_that_closes_its_stream_has_ended_it(client, served):
     stream.close()
     batcher.wait_for(lambda: batcher.n_busy == 0)
     assert batcher.finished == {"cancelled": 1}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_task_of_the_client_that_is_cancelled(stream, served):
+    """Some of many at the same time; the others get their answers."""
+    batcher = served.service.batcher
+    batcher.n_slots = 20
+    batcher.hold()
+
+    async def ask(client: openai.AsyncOpenAI, number: int) -> str:
+        answer = await client.completions.create(model="x", prompt=f"a{number}", stream=stream)
+        if not stream:
+            return answer.choices[0].text
+        return "".join([chunk.choices[0].text async for chunk in answer])
+
+    async def ask_all() -> list[str | BaseException]:
+        http = httpx.AsyncClient(verify=False, timeout=BOUND)
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key="none", http_client=http, max_retries=0
+        ) as client:
+            tasks = [asyncio.create_task(ask(client, number)) for number in range(20)]
+            await asyncio.to_thread(batcher.wait_for, lambda: batcher.n_busy == 20)
+            for task in tasks[::4]:
+                task.cancel()
+            await asyncio.to_thread(batcher.wait_for, lambda: batcher.n_busy == 15)
+            batcher.go()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    answers = asyncio.run(ask_all())
+    for number, answer in enumerate(answers):
+        if number % 4:
+            assert answer == f"A{number}"
+        else:
+            assert isinstance(answer, asyncio.CancelledError)
+    assert batcher.finished == {"cancelled": 5, "eog": 15}
 
 
 def test_a_client_that_does_not_read_keeps_nobody_waiting(served, client):
