@@ -46,6 +46,16 @@ def test_importing_the_command_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+def test_other_commands_do_without_what_the_server_needs():
+    names = ("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client")
+    script = (
+        "import sys, caravan.llm, caravan.batching, caravan.cli.run, caravan.cli.serve\n"
+        f"print([m for m in {names!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
 def test_help_lists_every_command_and_imports_none_of_them():
     script = (
         "import sys; from caravan.cli.main import main; main(['--help'])\n"
