@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,7 +18,16 @@ import openai
 import pytest
 
 from caravan.worker.local import Worker
-from e2e.processes import Command, assert_one_line, caravan, kill, running, wait_for
+from e2e.processes import (
+    Command,
+    assert_one_line,
+    caravan,
+    children,
+    descriptors,
+    kill,
+    running,
+    wait_for,
+)
 from serve.serving import asking
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "server.md"
@@ -301,6 +311,44 @@ def test_a_worker_that_is_gone_for_good_ends_it(smollm2):
         assert server.finish() == 1
         (line,) = server.lines
         assert line.startswith("caravan: error: lost RPC")
+
+
+def test_a_worker_that_dies_under_load_makes_eight_streams_pause(smollm2):
+    """None fails, repeats or loses anything: grammars say what each of them has to be."""
+    told = [" ".join(f"{number}{letter}" for letter in "abcdefghijklmnop") for number in range(8)]
+    started = threading.Semaphore(0)
+
+    def ask(url: str, number: int) -> str:
+        body = {
+            "prompt": f"Stream {number}:",
+            "grammar": f'root ::= "{told[number]}"',
+            "max_tokens": -1,
+            "stream": True,
+        }
+        text = ""
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=BOUND) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    (choice,) = json.loads(line[6:])["choices"]
+                    text += choice["text"]
+                    started.release()
+        return text
+
+    with Worker("CPU:1") as one, Worker("CPU:1") as other, ThreadPoolExecutor(8) as pool:
+        endpoints = f"{one.endpoint},{other.endpoint}"
+        options = ("-m", str(smollm2), "--rpc", endpoints, "-np", "8", "-c", "256")
+        with serving(*options) as (server, url):
+            answers = [pool.submit(ask, url, number) for number in range(8)]
+            for _ in range(16):
+                assert started.acquire(timeout=BOUND)
+            assert busy(url) == 8
+            kill(max(children(other.pid), key=descriptors))
+            assert [answer.result(BOUND) for answer in answers] == told
+            lost = [line for line in server.lines if "lost" in line]
+            assert len(lost) == 1 and ": back after" in lost[0]
+            metrics = httpx.get(f"{url}/metrics").text
+            assert "caravan_worker_losses_total 1.0" in metrics
+            assert 'caravan_requests_total{finish="eog"} 8.0' in metrics
 
 
 def test_the_end_does_not_wait_for_a_lost_worker(smollm2):
