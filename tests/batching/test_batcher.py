@@ -318,8 +318,20 @@ def test_a_stream_whose_task_is_cancelled(batcher):
 
 def test_the_memory_is_planned_for_all_slots(model):
     planned = planned_context(model.path, 6, 300, PARAMS)
-    assert (planned.n_ctx, planned.n_seq_max, planned.kv_unified) == (6 * 512, 6, True)
+    assert (planned.n_ctx, planned.n_seq_max, planned.kv_unified) == (6 * 512, 6, False)
     assert planned.n_ubatch == PARAMS.n_ubatch
     # as many as the model was made for, if nothing is said
     with Batcher(model, n_slots=2, params=PARAMS) as batcher:
         assert planned_context(model.path, 2, 0).n_ctx == 2 * batcher.n_ctx
+
+
+def test_who_gets_the_slot_of_one_that_was_cancelled_begins_at_the_beginning(model):
+    with Batcher(model, n_slots=1, n_ctx=256, queue=1, params=PARAMS) as batcher:
+        for _ in range(20):
+            first, second = Collected(), Collected()
+            job = batcher.submit(request(1, n=-1), first)
+            batcher.submit(request(7), second)
+            assert first.begun.wait(BOUND)
+            job.cancel()
+            assert second.finish() == "length"
+            assert second.text == alone(model, request(7))

@@ -6,27 +6,60 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caravan.batching.lane import common
-from caravan.batching.policy import Pace, share
+from caravan.batching.policy import Pace, Prompt, part, plan
+from caravan.llm.shared import TILE
 
-PROMPTS = st.dictionaries(st.integers(0, 15), st.integers(1, 5000), max_size=16)
-
-
-@given(PROMPTS, st.integers(0, 600))
-def test_all_of_the_budget_is_used_and_no_more(prompts, budget):
-    shares = share(prompts, budget)
-    assert sum(shares.values()) == min(budget, sum(prompts.values()))
-    assert all(0 < count <= prompts[slot] for slot, count in shares.items())
+SIZES = st.integers(1, 5000)
+UBATCH = st.sampled_from([8, 32, 64, 100, 512, 2048])
 
 
-@given(PROMPTS, st.integers(16, 600))
-def test_nobody_gets_less_than_an_equal_share_or_all_it_needs(prompts, budget):
-    shares = share(prompts, budget)
-    for slot, left in prompts.items():
-        assert shares[slot] >= min(left, budget // len(prompts))
+def parts(total: int, budgets: list[int], n_ubatch: int) -> list[int]:
+    """All parts of a prompt, with these budgets in turn."""
+    found: list[int] = []
+    while sum(found) < total:
+        budget = budgets[len(found) % len(budgets)]
+        found.append(part(sum(found), total, budget, n_ubatch))
+    return found
+
+
+@given(SIZES, st.lists(st.integers(1, 3000), min_size=1), UBATCH)
+def test_each_token_is_where_it_is_when_the_prompt_is_alone(total, budgets, n_ubatch):
+    alone, shared = parts(total, [n_ubatch], n_ubatch), parts(total, budgets, n_ubatch)
+    assert sum(alone) == sum(shared) == total
+    assert alone[:-1] == [n_ubatch] * (len(alone) - 1)
+    assert max(shared) <= n_ubatch
+
+    def small(sizes: list[int]) -> list[bool]:
+        return [size < TILE for size in sizes for _ in range(size)]
+
+    assert small(shared) == small(alone)
+
+
+@given(SIZES, st.integers(1, 3000), UBATCH)
+def test_a_part_is_about_as_large_as_it_may_be(total, budget, n_ubatch):
+    found = part(0, total, budget, n_ubatch)
+    assert found <= max(budget, 2 * TILE - 1)
+    assert found >= min(total, n_ubatch, max(budget - TILE, 1))
+
+
+PROMPTS = st.lists(st.tuples(st.integers(0, 500), SIZES, st.integers(-1, 9)), max_size=8)
+
+
+@given(PROMPTS, st.integers(-5, 600))
+def test_somebody_is_served_and_nobody_waits_for_ever(found, budget):
+    prompts = [Prompt(n, done, done + left, served) for n, (done, left, served) in enumerate(found)]
+    planned = plan(prompts, max(budget, 1), 512)
+    assert bool(planned) == bool(prompts)
+    chosen = [prompts[slot] for slot, _ in planned]
+    others = [prompt for prompt in prompts if prompt not in chosen]
+    assert all(one.served <= other.served for one in chosen for other in others)
 
 
 def test_a_short_prompt_is_not_behind_a_long_one():
-    assert share({0: 4096, 1: 20}, 512) == {0: 492, 1: 20}
+    long, short = Prompt(0, 512, 4096, 7), Prompt(1, 0, 20, -1)
+    assert plan([long, short], 512, 512) == [(1, 20), (0, 448)]
+    assert plan([long, short], 64, 512) == [(1, 20), (0, 64)]
+    assert plan([long, short], 20, 512) == [(1, 20)]
 
 
 def test_pace_keeps_steps_short_within_its_bounds():

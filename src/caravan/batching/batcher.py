@@ -326,7 +326,7 @@ def planned_context(
     """
     size = slot_size(n_ctx, known_header(path).context)
     given = params or ContextParams()
-    return replace(given, n_ctx=size * n_slots, n_seq_max=n_slots, kv_unified=True)
+    return replace(given, n_ctx=size * n_slots, n_seq_max=n_slots, kv_unified=False)
 
 
 def best_slot(free: list[Slot], prompt: tuple[int, ...]) -> Slot:
@@ -342,5 +342,5 @@ def best_slot(free: list[Slot], prompt: tuple[int, ...]) -> Slot:
 def _state(lane: int, slot: Slot) -> SlotState:
     job = slot.job
     return SlotState(
-        lane, job is not None, len(slot.held), job.n_gen if job else 0, slot.left() > 0
+        lane, job is not None, len(slot.held), job.n_gen if job else 0, bool(slot.prompt)
     )

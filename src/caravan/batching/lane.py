@@ -1,8 +1,9 @@
 """`Lane`: a context of several slots and the thread that computes them, step by step.
 
-Requests join and leave between steps. A step is one call of the engine: a token of every slot that
-generates, and what the policy allows of prompts. While one lane waits for the last device, another
-one uses the first: so a batcher has as many lanes as the pipeline has stages.
+Requests join and leave between steps. A step reads what the policy allows of prompts, each in a
+call of the engine, and one token of every slot that generates, together in one call. While one lane
+waits for the last device, another one uses the first: so a batcher has as many lanes as the
+pipeline has stages.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import time
 from collections.abc import Callable
 
 from caravan.batching.job import Job
-from caravan.batching.policy import Pace, share
+from caravan.batching.policy import Pace, Prompt, plan
 from caravan.errors import CaravanError, DecodeError
-from caravan.llm.shared import Part, SharedContext
+from caravan.llm.shared import TILE, Part, SharedContext
 
-# How long a step may be made by prompts while others generate, and the tokens that go in anyway.
+# How long a step may be made by prompts while others generate.
 _STEP_SECONDS = 0.2
-_LEAST_PROMPT = 32
 
 
 class Slot:
@@ -29,6 +29,8 @@ class Slot:
         job: whose it is; None: free.
         token: generated, and to be read next; None while the prompt is read.
         used: when it was given away last, of time.monotonic.
+        start: tokens of the prompt that it held already.
+        served: the last step in which some of the prompt were read.
     """
 
     def __init__(self, lane: Lane, number: int) -> None:
@@ -37,15 +39,18 @@ class Slot:
         self.job: Job | None = None
         self.token: int | None = None
         self.used = 0.0
+        self.start = 0
+        self.served = -1
 
     @property
     def held(self) -> list[int]:
         return self.lane.context.held[self.number]
 
-    def left(self) -> int:
-        """Tokens of the prompt that are to be read yet."""
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """What is to be read; empty for one that generates, is free, or was given away just now."""
         job = self.job
-        return len(job.request.prompt) - len(self.held) if job and self.token is None else 0
+        return job.request.prompt if job is not None and job.begun and self.token is None else ()
 
 
 class Lane:
@@ -73,7 +78,7 @@ class Lane:
         self.n_steps = self.n_prompt = self.n_gen = 0
         self.busy_seconds = 0.0
         self._on_free = on_free
-        self._pace = Pace(_STEP_SECONDS, _LEAST_PROMPT, context.n_ubatch)
+        self._pace = Pace(_STEP_SECONDS, TILE, context.n_ubatch)
         self._news = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"caravan-lane-{number}")
@@ -121,8 +126,6 @@ class Lane:
         began = time.monotonic()
         try:
             self._step()
-        except DecodeError as exc:
-            self._end_all("error", exc)
         except Exception as exc:
             self.error = exc if isinstance(exc, CaravanError) else CaravanError(repr(exc))
             self._end_all("error", self.error)
@@ -130,56 +133,67 @@ class Lane:
 
     def _step(self) -> None:
         self._begin_and_cancel()
-        parts = self._parts()
-        if not parts:
-            return
+        generating = [
+            Part(slot.number, (slot.token,), True) for slot in self.slots if slot.token is not None
+        ]
+        prompts = [
+            Prompt(
+                slot.number, len(slot.held) - slot.start, len(slot.prompt) - slot.start, slot.served
+            )
+            for slot in self.slots
+            if slot.prompt
+        ]
         began = time.monotonic()
-        generating = [part for part in parts if self.slots[part.slot].token is not None]
-        n_prompt = sum(len(part.tokens) for part in parts) - len(generating)
-        indices = self.context.decode(parts)
         self.n_steps += 1
-        self.n_prompt += n_prompt
-        if not any(part.output for part in parts):
+        most = self.context.n_ubatch
+        parts = plan(prompts, self._pace.budget if generating else most, most)
+        for number, count in parts:
+            self._read(self.slots[number], count)
+        if generating:
+            self._compute(generating)
+        if generating and parts:
+            self._pace.note(sum(count for _, count in parts), time.monotonic() - began)
+
+    def _read(self, slot: Slot, count: int) -> None:
+        """The next tokens of a prompt, in a call of their own."""
+        slot.served = self.n_steps
+        at = len(slot.held)
+        tokens = slot.prompt[at : at + count]
+        self.n_prompt += count
+        if at + count == len(slot.prompt):
+            self._compute([Part(slot.number, tokens, True)])
+        else:
+            self._compute([Part(slot.number, tokens, False)])
             # a micro-batch for each stage, and one that waits before the first
             self.context.mark(len(self.context.model.devices) + 1)
+
+    def _compute(self, parts: list[Part]) -> None:
+        """One call of the engine, and a token for each part with an output."""
+        try:
+            indices = self.context.decode(parts)
+        except DecodeError as exc:
+            for part in parts:
+                self._end(self.slots[part.slot], "error", exc)
             return
-        if generating and n_prompt:
-            self.context.synchronize()
-            self._pace.note(n_prompt, time.monotonic() - began)
         for part, index in zip(parts, indices, strict=True):
             if part.output:
                 self._sample(self.slots[part.slot], index)
 
     def _begin_and_cancel(self) -> None:
         for slot in self.slots:
-            job = slot.job
-            if job is None:
-                continue
-            if job.is_cancelled:
-                job.end("cancelled")
-                self._free(slot)
-            elif not job.begun:
-                self._begin(slot, job)
+            # who comes next may be cancelled, too
+            while slot.job is not None and slot.job.is_cancelled:
+                self._end(slot, "cancelled", None)
+            if slot.job is not None and not slot.job.begun:
+                self._begin(slot, slot.job)
 
     def _begin(self, slot: Slot, job: Job) -> None:
         slot.token = None
         same = common(slot.held, job.request.prompt)
         # the last token is read again, for its logits
-        job.begin(self.context.keep(slot.number, min(same, len(job.request.prompt) - 1)))
-
-    def _parts(self) -> list[Part]:
-        busy = [slot for slot in self.slots if slot.job is not None]
-        parts = [Part(slot.number, (slot.token,), True) for slot in busy if slot.token is not None]
-        most = self.context.n_ubatch
-        budget = min(self._pace.budget, most - len(parts)) if parts else most
-        prompts = {slot.number: left for slot in busy if (left := slot.left())}
-        for number, count in share(prompts, budget).items():
-            slot = self.slots[number]
-            assert slot.job is not None
-            at = len(slot.held)
-            tokens = slot.job.request.prompt[at : at + count]
-            parts.append(Part(number, tokens, at + count == len(slot.job.request.prompt)))
-        return parts
+        slot.start = self.context.keep(slot.number, min(same, len(job.request.prompt) - 1))
+        slot.served = -1
+        job.begin(slot.start)
 
     def _sample(self, slot: Slot, index: int) -> None:
         job = slot.job
@@ -191,9 +205,12 @@ class Lane:
 
     def _end_all(self, finish: str, error: CaravanError | None) -> None:
         for slot in self.slots:
-            if slot.job is not None:
-                slot.job.end(finish, error)
-                self._free(slot)
+            self._end(slot, finish, error)
+
+    def _end(self, slot: Slot, finish: str, error: CaravanError | None) -> None:
+        if slot.job is not None:
+            slot.job.end(finish, error)
+            self._free(slot)
 
     def _free(self, slot: Slot) -> None:
         slot.job, slot.token = None, None

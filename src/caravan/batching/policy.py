@@ -1,31 +1,66 @@
-"""Which tokens the next step computes. Pure: slots in, counts out."""
+"""Which tokens of prompts the next step reads. Pure: prompts in, parts out.
+
+Answers shall not depend on who else is there. Kernels give the same bits for a token whatever else
+is computed with it, with one exception: attention of fewer than `TILE` tokens is summed up in
+another order than that of more. So a prompt is cut in such a way that each of its tokens is on the
+side of that border where it is when the prompt is alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from caravan.llm.shared import TILE
 
 
-def share(prompts: Mapping[int, int], budget: int) -> dict[int, int]:
-    """How many tokens of each prompt are read next.
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt that is read.
 
-    All get the same, and what the short ones do not need goes to the long ones: so a short prompt
-    that comes after a long one is read at once.
+    Attributes:
+        slot: where.
+        done: tokens that are read, of those that were not there already.
+        total: tokens to be read in all.
+        served: the last step in which some were.
+    """
+
+    slot: int
+    done: int
+    total: int
+    served: int
+
+
+def plan(prompts: Sequence[Prompt], budget: int, n_ubatch: int) -> list[tuple[int, int]]:
+    """(slot, tokens) of the parts that the next step reads.
+
+    Who has waited longest comes first, among these who has the least left: so a short prompt that
+    comes after a long one is read at once. At least one part is read, however small the budget is.
 
     Args:
-        prompts: tokens left, by slot.
-        budget: tokens in all.
-
-    Returns: tokens by slot, without those that get none; in all `budget`, or all that is left.
+        budget: tokens in all, about.
+        n_ubatch: tokens of a micro-batch, which a part never exceeds.
     """
-    shares: dict[int, int] = {}
-    left, waiting = budget, sorted(prompts.items(), key=lambda item: item[1])
-    for index, (slot, wanted) in enumerate(waiting):
-        # the first ones get what does not divide
-        count = min(wanted, -(-left // (len(waiting) - index)))
-        if count > 0:
-            shares[slot] = count
-        left -= count
-    return shares
+    parts: list[tuple[int, int]] = []
+    for prompt in sorted(prompts, key=lambda p: (p.served, p.total - p.done)):
+        if budget <= 0:
+            break
+        count = part(prompt.done, prompt.total, budget, n_ubatch)
+        parts.append((prompt.slot, count))
+        budget -= count
+    return parts
+
+
+def part(done: int, total: int, budget: int, n_ubatch: int) -> int:
+    """How many tokens of a prompt come next.
+
+    Alone it is read in micro-batches. Within one, parts of `TILE` and more are as good as the
+    whole.
+    """
+    left = min(total, done - done % n_ubatch + n_ubatch) - done
+    if left < 2 * TILE:
+        return left
+    return max(TILE, min(budget, left - TILE)) if budget < left else left
 
 
 class Pace:

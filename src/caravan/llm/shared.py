@@ -22,6 +22,11 @@ from caravan.llm.params import ContextParams
 from caravan.llm.raw import RawContext, Rows
 from caravan.llm.resume import Resume
 
+# Attention of fewer tokens than this (GGML_FA_TILE_Q of ggml's CPU kernels) is summed up in another
+# order than that of more; otherwise a token's numbers are the same to the bit, whatever is computed
+# with it.
+TILE = 64
+
 
 class Part(NamedTuple):
     """Tokens that a slot reads in one call.
@@ -59,11 +64,13 @@ class SharedContext(Lasting):
         Raises UsageError for a model that keeps nothing of what it reads, ContextError, WorkerLost.
         """
         self.held: list[list[int]] = [[] for _ in range(n_slots)]
+        # how they were read, as far as it matters: calls of fewer than `TILE`, and others
+        self._sizes: list[list[int]] = [[] for _ in range(n_slots)]
         # where the last device is with calls that nobody waits for otherwise
         self._marks: deque[Mark] = deque()
         # the newest call, whose logits may still be asked for
         self._newest: list[Part] = []
-        wanted = replace(params or ContextParams(), n_seq_max=n_slots, kv_unified=True)
+        wanted = replace(params or ContextParams(), n_seq_max=n_slots, kv_unified=False)
         super().__init__(model, wanted, resume)
         self.n_ubatch = self._require_raw().n_ubatch
         if not self._require_raw().keeps:
@@ -99,6 +106,7 @@ class SharedContext(Lasting):
             raise
         for part in parts:
             self.held[part.slot].extend(part.tokens)
+            join(self._sizes[part.slot], len(part.tokens), self.n_ubatch)
         self._newest = list(parts)
         self._made += 1
         return [int(end) - 1 for end in np.cumsum([len(part.tokens) for part in parts])]
@@ -148,6 +156,7 @@ class SharedContext(Lasting):
                 n = 0
                 self._surviving(lambda: self._require_raw().rewind(0, slot))
             del self.held[slot][n:]
+            cut(self._sizes[slot], n)
             # its logits are of no use to anybody
             self._newest = [part for part in self._newest if part.slot != slot]
         return len(self.held[slot])
@@ -180,12 +189,33 @@ class SharedContext(Lasting):
         last = {part.slot: len(part.tokens) for part in self._newest}
         places = [0] * len(self.held)
         for slot, held in enumerate(self.held):
-            end = len(held) - last.get(slot, 0)
-            while places[slot] < end:
-                part = held[places[slot] : min(end, places[slot] + self.n_batch)]
+            sizes = list(self._sizes[slot])
+            cut(sizes, len(held) - last.get(slot, 0))
+            for size in sizes:
+                part = held[places[slot] : places[slot] + size]
                 raw.decode_rows(self._rows([Part(slot, part, False)], places))
-                places[slot] += len(part)
+                places[slot] += size
                 raw.check()
         if self._newest:
             raw.decode_rows(self._rows(self._newest, places))
             raw.check()
+
+
+def join(sizes: list[int], size: int, most: int) -> None:
+    """Add a call to those that have read a slot; some may be repeated as one."""
+    if sizes and (sizes[-1] < TILE) == (size < TILE):
+        together = sizes[-1] + size
+        if together <= (TILE - 1 if size < TILE else most):
+            sizes[-1] = together
+            return
+    sizes.append(size)
+
+
+def cut(sizes: list[int], n: int) -> None:
+    """Forget what has come after the first `n` tokens."""
+    left = sum(sizes) - n
+    while left > 0:
+        if sizes[-1] > left:
+            sizes[-1] -= left
+            return
+        left -= sizes.pop()
