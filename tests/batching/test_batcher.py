@@ -112,6 +112,14 @@ def test_what_a_slot_holds_is_not_read_again(batcher):
     assert again.chunks[-1].usage.n_cached == 100
 
 
+def test_what_is_hardly_the_same_is_read_again(batcher):
+    first = answers(batcher, [request(3, 100)])[0]
+    other = Request((*prompt(3, 100)[:15], *prompt(5, 30)), 8, GREEDY)
+    for _ in range(4):
+        assert answers(batcher, [other])[0].chunks[-1].usage.n_cached in (0, 44)
+    assert first.chunks[-1].finish == "length"
+
+
 def test_the_same_prompt_again_gives_the_same(batcher):
     first, again = (answers(batcher, [request(3, 100)])[0] for _ in range(2))
     # the last token is read for its logits

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from caravan.batching.job import Job, Sink
-from caravan.batching.lane import Lane, Slot, common
+from caravan.batching.lane import WORTH, Lane, Slot, common
 from caravan.batching.request import Chunk, Request
 from caravan.errors import CaravanError, ContextError, QueueFull, UsageError
 from caravan.llm.model import Model
@@ -21,8 +21,6 @@ from caravan.models.ledger import known_header
 # Slots of that many tokens, if nothing is said and the model was made for as many.
 _N_CTX = 4096
 _CTX_STEP = 256
-# A slot that holds less than this of a prompt is no better than any other.
-_WORTH = 16
 _SHORTEST_RETRY, _LONGEST_RETRY = 1.0, 60.0
 
 
@@ -334,7 +332,7 @@ def best_slot(free: list[Slot], prompt: tuple[int, ...]) -> Slot:
     unused."""
     same = {slot: common(slot.held, prompt) for slot in free}
     best = max(free, key=lambda slot: same[slot])
-    if same[best] >= _WORTH:
+    if same[best] >= WORTH:
         return best
     return min(free, key=lambda slot: (slot.lane.n_busy, slot.used))
 
