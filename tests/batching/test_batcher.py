@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from caravan.batching import Batcher, Chunk, Request, iterate, planned_context, stream
 from caravan.errors import ContextError, DecodeError, QueueFull, SamplingError, UsageError
 from caravan.llm import Context, ContextParams, Model, SamplingParams, generate
+from caravan.llm.sampling import Sampler
 from e2e import tiny
 
 GREEDY = SamplingParams(temp=0)
@@ -136,6 +138,27 @@ def test_logprobs(model, batcher):
         assert token.logprob == token.top[0][2] <= 0
         assert [top[2] for top in token.top] == sorted((t[2] for t in token.top), reverse=True)
         assert token.piece == model.piece(token.id)
+
+
+def test_the_prompts_time_lasts_until_its_token_is_there(batcher, monkeypatch):
+    sampled, over = [], []
+    sample = Sampler.sample
+
+    def noted(self, source, index=-1):
+        token = sample(self, source, index)
+        sampled.append(time.monotonic())
+        return token
+
+    monkeypatch.setattr(Sampler, "sample", noted)
+    sink = Collected()
+
+    def timed(chunk) -> None:
+        over.append(time.monotonic())
+        sink(chunk)
+
+    batcher.submit(request(3, 200, 1), timed)
+    sink.finish()
+    assert sink.chunks[-1].usage.decode_seconds <= over[-1] - sampled[0]
 
 
 def test_a_stop_text(model, batcher):

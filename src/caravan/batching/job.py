@@ -94,11 +94,12 @@ class Job:
 
     def _choose(self, context: SharedContext, index: int) -> tuple[str, int]:
         """Why it ends, and the token."""
-        if not self._first:
-            self._first = time.monotonic()
         if self.n_gen == self.request.max_tokens:
             return "length", -1
         token = self._sampler.sample(context, index)
+        if not self._first:
+            # only now the prompt has been computed: what was asked for before is waited for there
+            self._first = time.monotonic()
         if self._model.is_eog(token):
             return "eog", token
         self.n_gen += 1
