@@ -169,6 +169,23 @@ def test_a_stop_text(model, batcher):
     assert sink.text == whole[: whole.index(stop)]
 
 
+@pytest.mark.parametrize(
+    "stop, text, n_told",
+    [
+        ("[167][218]", "[32][32][32]", 3),
+        ("67][2", "[32][32][32][1", 4),
+        # what looks like one until the end
+        ("[218][218]!", "[32][32][32][167][218][167][218][218]", 8),
+    ],
+)
+def test_logprobs_are_those_of_the_text_that_is_told(stop, text, n_told, batcher):
+    sink = answers(batcher, [request(10, logprobs=0, stop=(stop,))])[0]
+    assert sink.text == text
+    tokens = [token for chunk in sink.chunks for token in chunk.tokens]
+    assert len(tokens) == n_told
+    assert b"".join(token.piece for token in tokens).startswith(text.encode())
+
+
 def test_no_token_wanted(batcher):
     sink = answers(batcher, [request(n=0)])[0]
     assert (sink.text, sink.chunks[-1].finish) == ("", "length")

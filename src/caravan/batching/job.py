@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Protocol
 
 from caravan.batching.request import Chunk, Request, Token, Usage
@@ -44,6 +45,8 @@ class Job:
         self._sampler = Sampler(request.sampling, model)
         self._sampler.accept(request.prompt)
         self._text = TextStream(request.stop)
+        # those that are asked for, until their text is told: a stop text may come of them
+        self._untold: list[Token] = []
         self._ending = threading.Lock()
         self._submitted = time.monotonic()
         self._began = self._first = 0.0
@@ -104,13 +107,23 @@ class Job:
             return "eog", token
         self.n_gen += 1
         piece = self._model.piece(token)
-        tokens = tuple(self._logprobs(context, index, token, piece))
+        self._untold += self._logprobs(context, index, token, piece)
         text = self._text.feed(piece)
-        if text or tokens:
-            self._give(Chunk(text, tokens))
+        if text:
+            self._give(Chunk(text, self._told(text)))
         if self._text.stopped:
             return "stop", token
         return "length" if self.n_gen == self.request.max_tokens else "", token
+
+    def _told(self, text: str) -> tuple[Token, ...]:
+        """The tokens of a text, which may end where a stop text begins: with its own first token,
+        or within one that is told of whole."""
+        tokens, self._untold = tuple(self._untold), []
+        if not self._text.stopped:
+            return tokens
+        left = len(text.encode())
+        starts = accumulate((len(token.piece) for token in tokens), initial=0)
+        return tuple(token for token, start in zip(tokens, starts, strict=False) if start < left)
 
     def _logprobs(
         self, context: SharedContext, index: int, token: int, piece: bytes
@@ -127,9 +140,11 @@ class Job:
             if self.ended:
                 return
             self.ended = True
-        rest = "" if finish in ("stop", "cancelled", "error") else self._text.finish()
+        rest, tokens = "", tuple[Token, ...]()
+        if finish not in ("stop", "cancelled", "error"):
+            rest, tokens = self._text.finish(), tuple(self._untold)
         self._sampler.close()
-        self._give(Chunk(rest, (), finish, self._usage(), error))
+        self._give(Chunk(rest, tokens, finish, self._usage(), error))
 
     def _usage(self) -> Usage:
         now = time.monotonic()

@@ -75,8 +75,8 @@ class Chunk:
 
     Attributes:
         text: whole characters.
-        tokens: those that have come since the chunk before, where logprobs were asked for. Text
-            that may yet become a stop text comes later than its token.
+        tokens: those of the text, where logprobs were asked for. They come with it, so those of a
+            stop text never do.
         finish: empty while it goes on; at the end `eog`, `stop` (a text of `stop`), `length`
             (max_tokens), `context` (the slot is full), `cancelled` or `error`.
         usage: at the end.
