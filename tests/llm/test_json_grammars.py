@@ -129,6 +129,24 @@ def test_a_deep_schema_is_refused():
         json_schema_grammar(schema)
 
 
+def test_what_is_merged_is_not_compared_value_by_value():
+    """Each with each would take hours."""
+    names = [[f"{letter}{n}" for n in range(100_000)] for letter in "ab"]
+    for keyword in ("required", "enum"):
+        with pytest.raises(UsageError, match="schema"):
+            json_schema_grammar({"allOf": [{keyword: part} for part in names]})
+    with pytest.raises(UsageError, match="both 0 and 1"):
+        json_schema_grammar({"oneOf": [{"enum": names[0]}, {"enum": [*names[1], "a99999"]}]})
+    parts = [{"properties": {f"{n}-{i}": {} for i in range(40)}} for n in range(5_000)]
+    with pytest.raises(UsageError, match="too many parts"):
+        json_schema_grammar({"allOf": parts})
+
+
+def test_true_is_not_one():
+    with pytest.raises(UsageError, match="no value"):
+        json_schema_grammar({"allOf": [{"enum": [True]}, {"enum": [1]}]})
+
+
 def test_many_definitions_that_lead_to_each_other(model: Model):
     defs: dict[str, Any] = {
         f"d{i}": {"anyOf": [{"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}}]}

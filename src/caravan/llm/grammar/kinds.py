@@ -229,7 +229,7 @@ def _bound(
         value = schema.get(name)
         if value is None or isinstance(value, bool):
             continue
-        if not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 1e15:
+        if not isinstance(value, int | float) or not abs(value) <= 1e15:
             raise fail(path, f"{name} {value!r} is not supported")
         found.append((Decimal(str(value)), without))
     if not found:

@@ -40,14 +40,27 @@ _EMPTY: dict[str, tuple[Any, ...]] = {
     "dependencies": ({},),
     "propertyNames": (True, {}),
 }
+# what cannot be looked at if it is something else
+_SHAPES: dict[str, tuple[type, ...]] = {
+    "format": (str, type(None)),
+    "properties": (Mapping,),
+    "required": (list,),
+    "anyOf": (list,),
+    "oneOf": (list,),
+}
 _MOST_VISITS = 20_000
+# values and names that are put together, in all
+_MOST_MERGED = 1_000_000
+_LONGEST_POINTER = 1_000
+# of a place, and of what is wrong there: both may be the client's
+_LONGEST_TOLD = 160
 _MOST_FOLLOWED = 50
 NOTHING: Schema = {"enum": []}
 
 
 def fail(path: str, text: str) -> UsageError:
     """What is wrong with the schema at that place, a JSON pointer."""
-    return UsageError(f"schema at {path}: {text}")
+    return UsageError(f"schema at {path[-_LONGEST_TOLD:]}: {text[:_LONGEST_TOLD]}")
 
 
 class Document:
@@ -55,7 +68,7 @@ class Document:
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.root = root
-        self._visits = 0
+        self._visits = self._n_merged = 0
 
     def checked(self, schema: Any, path: str) -> Schema:
         """As a dict of its own, without what says nothing. Raises UsageError for keywords that are
@@ -72,6 +85,11 @@ class Document:
         for keyword in _UNSUPPORTED:
             if keyword in schema and schema[keyword] not in _EMPTY.get(keyword, ()):
                 raise fail(path, f"{keyword} is not supported")
+        for keyword, shapes in _SHAPES.items():
+            if keyword in schema and not isinstance(schema[keyword], shapes):
+                raise fail(path, f"{keyword} is not what it should be")
+        if isinstance(schema.get("type"), list) and len(schema["type"]) > len(KINDS):
+            raise fail(path, "type has a type more than once")
         unevaluated = schema.get("unevaluatedProperties", True)
         if not isinstance(unevaluated, bool):
             raise fail(path, "unevaluatedProperties is not supported")
@@ -91,12 +109,14 @@ class Document:
         pointer = schema["$ref"]
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
             raise fail(path, f"$ref {pointer!r} is not one into this schema")
+        if len(pointer) > _LONGEST_POINTER:
+            raise fail(path, f"$ref has more than {_LONGEST_POINTER} characters")
         found: Any = self.root
         for part in pointer.split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
             if isinstance(found, Mapping) and key in found:
                 found = found[key]
-            elif isinstance(found, list) and key.isdigit() and int(key) < len(found):
+            elif isinstance(found, list) and key in map(str, range(len(found))):
                 found = found[int(key)]
             else:
                 raise fail(path, f"$ref {pointer!r} points to nothing")
@@ -120,13 +140,17 @@ class Document:
         """One that both allow."""
         if not one or not other:
             return one or other
+        both = (*one.values(), *other.values())
+        self._n_merged += sum(len(value) for value in both if isinstance(value, list | dict))
+        if self._n_merged > _MOST_MERGED:
+            raise fail(path, "it has too many parts")
         merged = dict(one)
         if "properties" in one or "properties" in other or "additionalProperties" in other:
             merged.update(_merged_objects(one, other))
         for keyword, value in other.items():
             if keyword in ("properties", "additionalProperties"):
                 continue
-            if keyword not in one or one[keyword] == value:
+            if keyword not in one or _is_same(keyword, one[keyword], value):
                 merged[keyword] = value
             elif keyword in _MERGED:
                 try:
@@ -178,10 +202,20 @@ def _types(one: Any, other: Any) -> Any:
     return [*found, *(k for k in others if k == "integer" and "number" in ones and k not in found)]
 
 
+def _is_same(keyword: str, one: Any, other: Any) -> bool:
+    # for Python true is 1
+    return bool(one == other) and (keyword not in ("enum", "const") or same(one, other))
+
+
+def _common(one: list[Any], other: list[Any]) -> list[Any]:
+    known = set(map(key, other))
+    return [value for value in one if key(value) in known]
+
+
 _MERGED: dict[str, Callable[[Any, Any], Any]] = {
     "type": _types,
-    "required": lambda one, other: [*one, *(name for name in other if name not in one)],
-    "enum": lambda one, other: [v for v in one if v in other],
+    "required": lambda one, other: [*dict.fromkeys([*one, *other])],
+    "enum": lambda one, other: _common(one, other),
     "minimum": max,
     "exclusiveMinimum": max,
     "maximum": min,
@@ -247,9 +281,14 @@ def count(schema: Schema, keyword: str, path: str, most: int) -> int | None:
     return int(value)
 
 
+def key(value: Any) -> str:
+    """What two JSON values have in common if they are one; true is not 1."""
+    return json.dumps(value, sort_keys=True)
+
+
 def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are one; true is not 1."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    """Whether two JSON values are one."""
+    return key(one) == key(other)
 
 
 def is_of(value: Any, kind: str) -> bool:
@@ -257,6 +296,7 @@ def is_of(value: Any, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     if isinstance(value, int | float):
-        return kind == "number" or (kind == "integer" and float(value).is_integer())
+        whole = isinstance(value, int) or value.is_integer()
+        return kind == "number" or (kind == "integer" and whole)
     known = {str: "string", list: "array", dict: "object", type(None): "null"}
     return known.get(type(value)) == kind

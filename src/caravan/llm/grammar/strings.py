@@ -15,6 +15,7 @@ from caravan.llm.grammar.states import States, states
 
 _MOST_LENGTH = 10_000
 _MOST_STATES = 1_500
+_LONGEST_PATTERN = 20_000
 _QUOTED = {ord('"'): '\\"', ord("\\"): "\\\\"}
 # are no text of a particular form
 _LOOSE = {"password", "binary"}
@@ -38,6 +39,8 @@ def string_body(rules: Rules, schema: Schema, path: str) -> str:
     if pattern is not None:
         if not isinstance(pattern, str):
             raise fail(path, "pattern is not a text")
+        if len(pattern) > _LONGEST_PATTERN:
+            raise fail(path, f"pattern has more than {_LONGEST_PATTERN} characters")
         try:
             found = states(automaton(pattern), least, most, _MOST_STATES)
         except UsageError as exc:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from caravan.llm.grammar.schema import Document, Schema, fail, kinds, same, values
+from caravan.llm.grammar.schema import Document, Schema, fail, key, kinds, values
 
 _MOST_NESTED = 8
+# each is compared with all others
+_MOST_CHOICES = 200
 
 
 def require_distinct(document: Document, choices: Sequence[Any], path: str) -> None:
     """Raises UsageError where a value that one allows may be allowed by another one too."""
+    if len(choices) > _MOST_CHOICES:
+        raise fail(path, f"oneOf has more than {_MOST_CHOICES} choices; anyOf may")
     flat = [document.flat(c, f"{path}/oneOf/{n}") for n, c in enumerate(choices)]
     for number, one in enumerate(flat):
         for earlier, other in enumerate(flat[:number]):
@@ -32,7 +36,7 @@ def _are_distinct(document: Document, one: Schema, other: Schema, path: str, dep
                 return all(_are_distinct(document, p, second, path, depth + 1) for p in parts)
     ones, others = values(one, path), values(other, path)
     if ones is not None and others is not None:
-        return not any(same(a, b) for a in ones for b in others)
+        return set(map(key, ones)).isdisjoint(map(key, others))
     if not _kinds(one, ones, path) & _kinds(other, others, path):
         return True
     return _kinds(one, ones, path) & _kinds(other, others, path) == {"object"} and any(
