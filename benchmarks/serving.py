@@ -9,7 +9,7 @@
 - `many`: 500 requests of random lengths, 32 at a time, 5 % of which hang up; the others must get
   the answers that they get alone.
 
-Needs `httpx` (the extra `test`).
+Further options are those of `caravan serve`. Needs `httpx` (the extra `test`).
 """
 
 from __future__ import annotations
@@ -309,8 +309,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("serve", nargs="*", help="further options of caravan serve, after --")
-    args = parser.parse_args()
+    args, args.serve = parser.parse_known_args()
     print(machine(), file=sys.stderr)
     with caravan.LocalWorkers(2, threads=1) as workers:
         {"one": one, "eight": eight, "first": first, "many": many}[args.what](
