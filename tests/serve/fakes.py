@@ -195,6 +195,7 @@ class FakeBatcher:
 
 
 class FakeTemplate:
+    source = "{{ messages }}"
     stop: tuple[str, ...] = ()
 
     def __init__(self) -> None:

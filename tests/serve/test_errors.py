@@ -58,6 +58,11 @@ def test_wrong_fields_are_named(param, body, served):
     assert reply.status_code == 400
     error = error_of(reply)
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+def test_an_empty_list_is_called_so(served):
+    error = error_of(served.post("/v1/chat/completions", {"messages": []}))
+    assert error["message"] == "messages: is empty"
     assert served.service.batcher.requests == []
 
 

@@ -36,6 +36,15 @@ def test_properties(served):
     assert found["default_generation_settings"]["n_ctx"] == 512
     assert found["default_generation_settings"]["params"]["temperature"] == 0.8
     assert (found["total_slots"], found["model_alias"], found["chat"]) == (4, "fake", True)
+    assert found["chat_template"] == served.service.template.source
+    served.service.template = None
+    assert served.get("/props").json()["chat_template"] == ""
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+def test_health_without_a_body(path, served):
+    reply = served.http.head(path)
+    assert (reply.status_code, reply.content) == (200, b"")
 
 
 def test_slots(served):

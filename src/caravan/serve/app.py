@@ -72,6 +72,11 @@ def create_app(
         )
     for method, path, handler in _OTHERS:
         app.add_api_route(path, handler, methods=[method], response_model=None)
+    # so that whoever watches it may do without the body
+    for path in ("/health", "/v1/health"):
+        app.add_api_route(
+            path, info.health, methods=["HEAD"], response_model=None, include_in_schema=False
+        )
     add_page(app, service.view)
     for error in (RequestValidationError, HTTPException, ApiError, CaravanError):
         app.add_exception_handler(error, answer_error)

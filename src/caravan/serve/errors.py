@@ -17,6 +17,7 @@ from caravan.errors import CaravanError, QueueFull, UsageError, WorkerLost
 # What pydantic says in the words of Python.
 _WORDS = {
     "missing": "is missing",
+    "too_short": "is empty",
     "string_type": "should be a text",
     "list_type": "should be a list",
     "dict_type": "should be an object",

@@ -53,7 +53,7 @@ async def metrics(request: Request) -> Response:
 async def props(request: Request) -> Response:
     """As llama-server tells them, as far as there is the same."""
     service = state_of(request).service
-    given = service.sampling
+    given, template = service.sampling, service.template
     return Json(
         {
             "default_generation_settings": {
@@ -70,7 +70,8 @@ async def props(request: Request) -> Response:
             },
             "total_slots": len(service.batcher.state().slots),
             "model_alias": service.model_name,
-            "chat": service.template is not None,
+            "chat": template is not None,
+            "chat_template": "" if template is None else template.source,
             "model": dict(service.facts),
         }
     )

@@ -17,6 +17,9 @@ class Template(Protocol):
     """A ChatTemplate, or what stands for one."""
 
     @property
+    def source(self) -> str: ...
+
+    @property
     def stop(self) -> tuple[str, ...]: ...
 
     def render(
