@@ -81,6 +81,11 @@ class SamplingError(EngineError):
     """No token can be chosen: none is allowed, or the logits are not numbers."""
 
 
+class NothingAllowed(SamplingError):
+    """Grammar and biases leave no token, or the grammar is ambiguous: whoever gave them can change
+    that."""
+
+
 # wire and transport
 
 

@@ -177,6 +177,13 @@ def test_a_bias_is_added_and_forbids(model):
             assert sampler.sample(source) == token
 
 
+def test_a_bias_beyond_all_numbers_of_the_engine_is_a_large_one(model):
+    source = Scripted(model, {10: 5.0})
+    for temp in (0, 0.5):
+        with Sampler(SamplingParams(temp=temp, logit_bias=((11, 1e308),)), model) as sampler:
+            assert sampler.sample(source) == 11
+
+
 def test_a_forbidden_token_does_not_come_even_alone(model):
     every = tuple((token, -100.0) for token in range(model.n_vocab))
     with (

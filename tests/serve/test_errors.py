@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from caravan.errors import ConnectionClosed, DecodeError, QueueFull, WorkerLost
+from caravan.errors import ConnectionClosed, DecodeError, NothingAllowed, QueueFull, WorkerLost
 from serve.fakes import FakeBatcher, FakeService
 from serve.serving import serving
 
@@ -115,6 +115,63 @@ def test_half_characters_are_no_harm(served):
     reply = httpx.post(f"{served.url}/v1/chat/completions", content=body, headers=JSON)
     assert reply.status_code == 400
     assert error_of(reply)["param"] == "messages[0].role"
+
+
+def test_half_characters_and_long_words_in_what_is_told(served):
+    schema = '{"properties": {"\\ud800": 1}}'
+    wanted = f'{{"type": "json_object", "schema": {schema}}}'
+    body = f'{{"prompt": "a", "response_format": {wanted}}}'
+    reply = httpx.post(f"{served.url}/v1/completions", content=body, headers=JSON)
+    assert reply.status_code == 400
+    assert "not a schema" in error_of(reply)["message"]
+    part = {"type": "x" * 100_000, "text": "a"}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    reply = served.post("/v1/chat/completions", body)
+    assert reply.status_code == 400
+    assert len(error_of(reply)["message"]) < 700
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "body"),
+    [
+        ("/v1/completions", "prompt", {"prompt": [None] * 129}),
+        ("/v1/completions", "prompt", {"prompt": ["a"] * 129}),
+        ("/v1/completions", "prompt", {"prompt": [1] * ((1 << 21) + 1)}),
+        ("/v1/completions", "prompt", {"prompt": [1, *[None] * 999]}),
+        ("/v1/completions", "prompt", {"prompt": [[1, *[-1] * 999]]}),
+        ("/v1/completions", "logit_bias", {**CHAT, "logit_bias": [[]] * ((1 << 16) + 1)}),
+        ("/v1/completions", "stop", {**CHAT, "stop": [None] * 65}),
+        ("/v1/chat/completions", "messages", {"messages": [{}] * ((1 << 14) + 1)}),
+        (
+            "/v1/chat/completions",
+            "messages",
+            {"messages": [{"role": "user", "content": [{}] * (1 << 14)}]},
+        ),
+        ("/v1/chat/completions", "tools", {**CHAT, "tools": [{}] * ((1 << 12) + 1)}),
+        ("/v1/embeddings", "input", {"input": [None] * 2049}),
+        ("/detokenize", "tokens", {"tokens": [1, *[-1] * 999]}),
+        ("/tokenize", "content", {"content": "a" * ((1 << 20) + 1)}),
+    ],
+)
+def test_what_is_too_much_is_counted_before_it_is_looked_at(path, param, body, served):
+    """One error for all of it: with one for each item everybody would wait for a minute."""
+    reply = served.post(path, {"prompt": "a", **body})
+    assert reply.status_code == 400
+    error = error_of(reply)
+    assert error["param"] == param
+    assert ";" not in error["message"]
+    assert served.service.batcher.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_leaves_nothing_is_the_clients_fault(stream, served):
+    def fail(request):
+        raise NothingAllowed("no token is left")
+
+    served.service.batcher.answer = fail
+    reply = served.post("/v1/completions", {"prompt": "a", "stream": stream})
+    assert reply.status_code == 400
+    assert error_of(reply)["type"] == "invalid_request_error"
 
 
 def test_other_urls_and_methods(served):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from caravan import engine
 from caravan.engine.llama import LOGIT_BIAS
-from caravan.errors import SamplingError, UsageError
+from caravan.errors import NothingAllowed, SamplingError, UsageError
 from caravan.llm.candidates import Candidates
 from caravan.llm.constraint import Constraint
 from caravan.llm.model import Model
@@ -26,6 +26,8 @@ from caravan.llm.model import Model
 # The engine chooses a seed of its own for this one.
 _NO_SEED = 0xFFFFFFFF
 _BAN = -100.0
+# More would be no number for the engine, and is more than any logit in any case.
+_MOST_BIAS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,7 @@ class Sampler:
 
     def _require_possible(self, possible: bool) -> None:
         if not possible:
-            raise SamplingError("no token is left that the grammar and the biases allow")
+            raise NothingAllowed("no token is left that the grammar and the biases allow")
 
     def accept(self, tokens: Iterable[int]) -> None:
         """Take note of tokens that were not sampled, such as the prompt's. The grammar does not."""
@@ -223,7 +225,7 @@ def _bias(params: SamplingParams, model: Model) -> Iterator[tuple[int, float]]:
             raise UsageError(
                 f"logit_bias of token {token}, which is not in the vocabulary of {model.n_vocab}"
             )
-        yield token, bias if bias > _BAN else -math.inf
+        yield token, min(bias, _MOST_BIAS) if bias > _BAN else -math.inf
     if params.ignore_eos:
         for token in model.words.eog:
             yield token, -math.inf

@@ -18,7 +18,6 @@ from caravan.serve.responding import HUNG_UP, Json
 from caravan.serve.service import Service
 from caravan.serve.state import State, aside, state_of
 
-MOST_TEXTS = 2048
 # Requests that may wait for their turn.
 MOST_WAITING = 64
 # Tokens that are computed before somebody looks whether the client is still there.
@@ -80,9 +79,6 @@ def _answer(
 
 
 def _prompts(body: EmbeddingRequest, service: Service) -> list[list[int]]:
-    given = body.input
-    if isinstance(given, list) and len(given) > MOST_TEXTS and not isinstance(given[0], int):
-        raise ApiError(f"more than {MOST_TEXTS} texts", param="input")
     return token_lists(body.input, service, "input")
 
 

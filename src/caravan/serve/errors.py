@@ -9,10 +9,10 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from caravan.errors import CaravanError, QueueFull, UsageError, WorkerLost
+from caravan.errors import CaravanError, NothingAllowed, QueueFull, UsageError, WorkerLost
 
 # What pydantic says in the words of Python.
 _WORDS = {
@@ -24,6 +24,8 @@ _WORDS = {
     "model_type": "should be an object",
     "model_attributes_type": "should be an object",
 }
+# Of a client's own words that stand in a message.
+_LONGEST = 600
 _INVALID, _SERVER = "invalid_request_error", "server_error"
 
 
@@ -48,11 +50,11 @@ class ApiError(Exception):
         param: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(_shortened(message))
         self.status = status
         self.type = type or (_INVALID if status < 500 else _SERVER)
         self.code = code
-        self.param = param
+        self.param = param and _shortened(param)
         self.headers = headers
 
     def body(self) -> dict[str, Any]:
@@ -63,8 +65,14 @@ class ApiError(Exception):
         """It in a stream that has begun."""
         return b"data: " + json.dumps(self.body()).encode() + b"\n\n"
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, self.headers)
+    def response(self) -> Response:
+        # all but ASCII is escaped: clients' words may have half characters
+        data = json.dumps(self.body(), separators=(",", ":")).encode()
+        return Response(data, self.status, self.headers, "application/json")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 def of_error(error: BaseException, param: str | None = None) -> ApiError:
@@ -79,7 +87,7 @@ def of_error(error: BaseException, param: str | None = None) -> ApiError:
         # whole seconds; a fraction more would come too early
         headers = {"Retry-After": str(math.ceil(error.retry_after))}
         return ApiError(str(error), status=503, code="queue_full", headers=headers)
-    if isinstance(error, UsageError):
+    if isinstance(error, (UsageError, NothingAllowed)):
         return ApiError(str(error), param=param)
     if isinstance(error, WorkerLost):
         return ApiError(str(error), status=503, code="worker_lost")
@@ -93,7 +101,7 @@ def shutting_down() -> ApiError:
     return ApiError("the server is shutting down", status=503, code="shutting_down")
 
 
-async def answer_error(request: Request, exc: Exception) -> JSONResponse:
+async def answer_error(request: Request, exc: Exception) -> Response:
     """For all errors that handlers raise."""
     if isinstance(exc, RequestValidationError):
         return _of_validation(request, exc.errors()).response()

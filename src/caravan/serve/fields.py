@@ -24,6 +24,7 @@ _MOST_STOPS = 64
 _LONGEST_STOP = 256
 # The engine keeps that many tokens for each request.
 _LONGEST_MEMORY = 1 << 16
+_MOST_BIASES = 1 << 16
 MOST_CHOICES = 128
 MOST_ALTERNATIVES = 20
 
@@ -49,6 +50,13 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+def require_few(value: Any, most: int, what: str) -> Any:
+    """It, if it is nothing that has more than so many items. Raises ValueError."""
+    if isinstance(value, list | dict) and len(value) > most:
+        raise ValueError(f"more than {most} {what}")
+    return value
 
 
 def named(error: UsageError) -> str | None:
@@ -80,12 +88,20 @@ class TextFields(Body):
     response_format: ResponseFormat | None = None
     grammar: str | None = None
 
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _few_stops(cls, value: Any) -> Any:
+        return require_few(value, _MOST_STOPS, "texts")
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _few_biases(cls, value: Any) -> Any:
+        return require_few(value, _MOST_BIASES, "tokens")
+
     @field_validator("stop")
     @classmethod
-    def _few(cls, value: str | list[str] | None) -> str | list[str] | None:
+    def _short(cls, value: str | list[str] | None) -> str | list[str] | None:
         texts = [value] if isinstance(value, str) else value or []
-        if len(texts) > _MOST_STOPS:
-            raise ValueError(f"more than {_MOST_STOPS} texts")
         if any(len(text) > _LONGEST_STOP for text in texts):
             raise ValueError(f"a text of more than {_LONGEST_STOP} characters")
         return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -97,7 +96,11 @@ async def slots(request: Request) -> Response:
 
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service = state_of(request).service
-    tokens = await aside(partial(service.tokenize, body.content, add_special=body.add_special))
+    return await aside(_tokenized, body, service)
+
+
+def _tokenized(body: TokenizeRequest, service: Service) -> Response:
+    tokens = service.tokenize(body.content, add_special=body.add_special)
     if not body.with_pieces:
         return Json({"tokens": tokens})
     return Json({"tokens": [{"id": i, "piece": _piece(service, i)} for i in tokens]})
@@ -114,4 +117,8 @@ def _piece(service: Service, token: int) -> str | list[int]:
 
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service = state_of(request).service
+    return await aside(_text, body, service)
+
+
+def _text(body: DetokenizeRequest, service: Service) -> Response:
     return Json({"content": shown(b"".join(map(service.piece, body.tokens)))})

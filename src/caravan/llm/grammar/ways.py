@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from caravan.errors import SamplingError
+from caravan.errors import NothingAllowed
 from caravan.llm.grammar.gbnf import Chars
 from caravan.llm.grammar.plain import Plain
 
@@ -126,8 +126,8 @@ class Ways:
         return self._unfolded[stack]
 
 
-def _ambiguous() -> SamplingError:
-    return SamplingError("the grammar has too many ways to read the text: it is ambiguous")
+def _ambiguous() -> NothingAllowed:
+    return NothingAllowed("the grammar has too many ways to read the text: it is ambiguous")
 
 
 def _matches(item: Chars | str, code: int) -> bool:
