@@ -8,6 +8,7 @@ import json
 import struct
 import threading
 from socket import SO_LINGER, SOL_SOCKET, socket
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -244,3 +245,71 @@ def test_a_connection_on_which_nothing_is_asked_is_closed(before, begun, monkeyp
             asked.close()
     finally:
         service.batcher.close()
+
+
+class Cycle:
+    """A request of a connection."""
+
+    def __init__(self, **state: bool) -> None:
+        self.response_complete = self.response_started = True
+        self.more_body = False
+        self.__dict__ |= state
+
+
+class Line:
+    """A connection of uvicorn, as far as it is looked at."""
+
+    def __init__(self) -> None:
+        self.cycle: Cycle | None = None
+        self.flow = SimpleNamespace(write_paused=False)
+        self.transport = self
+        self.unread, self.is_closed = 0, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+    def ask(self, **state: bool) -> None:
+        self.cycle = Cycle(**state)
+
+
+@pytest.fixture
+def looked_at(monkeypatch):
+    """A connection, and what lets seconds go by."""
+    http = server.HttpServer(create_app(FakeService()))
+    line, now = Line(), [0.0]
+    http.server_state.connections.add(line)
+    monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
+
+    def go_by(seconds: float) -> bool:
+        """Whether it is closed then."""
+        http._close_silent()
+        now[0] += seconds
+        http._close_silent()
+        return line.is_closed
+
+    return line, go_by
+
+
+def test_who_asks_again_and_again_is_not_closed_between_two_questions(looked_at):
+    line, go_by = looked_at
+    for _ in range(9):
+        line.ask()
+        assert not go_by(20)
+    # a question whose end is not there
+    line.ask(response_complete=False, response_started=False, more_body=True)
+    assert not go_by(59)
+    assert go_by(1)
+
+
+def test_who_never_reads_an_answer_is_closed(looked_at):
+    line, go_by = looked_at
+    line.ask(response_complete=False)
+    assert not go_by(9_999)
+    line.flow.write_paused = True
+    for unread in (900, 800, 700):
+        line.unread = unread
+        assert not go_by(299)
+    assert go_by(1)

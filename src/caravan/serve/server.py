@@ -27,6 +27,8 @@ from caravan.serve.state import State
 _LAST_SECONDS = 2.0
 # That a connection may be there without a whole request.
 _PATIENCE_SECONDS = 60.0
+# That a client may read nothing of what it was answered.
+_UNREAD_SECONDS = 300.0
 # How often the header with the date changes.
 _TICK_SECONDS = 1.0
 
@@ -100,8 +102,8 @@ class HttpServer(uvicorn.Server):
         self.failure: CaravanError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._told = asyncio.Event()
-        # since when connections are there that nobody has asked anything on
-        self._silent: dict[Any, float] = {}
+        # connections on which the client is awaited: for what, and since when
+        self._awaited: dict[Any, tuple[Any, float]] = {}
 
     def run_on(self, sock: socket.socket) -> None:
         """Until it is told to end; blocks. On the main thread it hears the signals.
@@ -136,12 +138,19 @@ class HttpServer(uvicorn.Server):
                 await asyncio.wait_for(self._told.wait(), _TICK_SECONDS)
 
     def _close_silent(self) -> None:
-        """Strangers could take all descriptors by connections that never ask anything."""
+        """Strangers could take all descriptors by connections that never ask anything, or whose
+        answers they do not read."""
         now = time.monotonic()
-        silent = [one for one in self.server_state.connections if _is_silent(one)]
-        self._silent = {one: self._silent.get(one, now) for one in silent}
-        for one, since in self._silent.items():
-            if now - since >= _PATIENCE_SECONDS:
+        before, self._awaited = self._awaited, {}
+        for one in self.server_state.connections:
+            for_what = _awaited_for(one)
+            if for_what is None:
+                continue
+            known, since = before.get(one, (None, now))
+            self._awaited[one] = for_what, since if known == for_what else now
+        for one, (for_what, since) in self._awaited.items():
+            unread = isinstance(for_what, int)
+            if now - since >= (_UNREAD_SECONDS if unread else _PATIENCE_SECONDS):
                 one.transport.abort()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -185,9 +194,12 @@ class HttpServer(uvicorn.Server):
         self.stop()
 
 
-def _is_silent(connection: Any) -> bool:
-    """Whether a protocol of uvicorn waits for a request, or the rest of one."""
+def _awaited_for(connection: Any) -> Any:
+    """What a protocol of uvicorn waits for its client to do: to read so many bytes; to ask, where
+    it is what came before; None: nothing."""
     cycle = connection.cycle
-    return (
-        cycle is None or cycle.response_complete or (cycle.more_body and not cycle.response_started)
-    )
+    if cycle is None or cycle.response_complete:
+        return cycle or connection
+    if cycle.more_body and not cycle.response_started:
+        return cycle
+    return connection.transport.get_write_buffer_size() if connection.flow.write_paused else None
