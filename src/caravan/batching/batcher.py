@@ -253,15 +253,15 @@ class Batcher:
         with self._lock:
             self._place_all()
         if self.error is not None:
-            self._fail_queue(self.error)
+            self._end_queue("error", self.error)
 
-    def _fail_queue(self, error: CaravanError) -> None:
+    def _end_queue(self, finish: str, error: CaravanError | None) -> None:
         while True:
             with self._lock:
                 if not self._queue:
                     return
                 job = self._queue.popleft()
-            job.end("error", error)
+            job.end(finish, error)
 
     def _place_all(self) -> None:
         while self._queue and (free := self._free_slots()):
@@ -297,9 +297,7 @@ class Batcher:
         deadline = time.monotonic() + drain
         while time.monotonic() < deadline and (self._queue or self._n_busy()):
             time.sleep(0.02)
-        while self._queue:
-            job = self._queue.popleft()
-            job.end("cancelled")
+        self._end_queue("cancelled", None)
         for lane in self.lanes:
             lane.close()
 
