@@ -33,8 +33,8 @@ def test_few_micro_batches_are_under_way(tmp_path, options):
         long = Request(prompt(3, 400), 2, GREEDY)
         assert [sink.finish() for sink in answers(batcher, [long, request()])] == ["length"] * 2
         assert len(seen) > 50
-        # one more than stages, which is more than none
-        assert 0 < max(seen) <= 3
+        # as many as stages
+        assert 0 < max(seen) <= 2
 
 
 def test_a_mark_waits_for_what_came_before_and_fails_with_the_device(tmp_path):

@@ -167,8 +167,8 @@ class Lane:
             self._compute([Part(slot.number, tokens, True)])
         else:
             self._compute([Part(slot.number, tokens, False)])
-            # a micro-batch for each stage, and one that waits before the first
-            self.context.mark(len(self.context.model.devices) + 1)
+            # a micro-batch for each stage: the next one comes when the last stage is through
+            self.context.mark(max(2, len(self.context.model.devices)))
 
     def _compute(self, parts: list[Part]) -> None:
         """One call of the engine, and a token for each part with an output."""
