@@ -14,9 +14,9 @@ import pytest
 
 from caravan.batching import Batcher, Chunk, Request, iterate, planned_context, stream
 from caravan.errors import ContextError, DecodeError, QueueFull, SamplingError, UsageError
-from caravan.llm import Context, ContextParams, Model, SamplingParams, generate
+from caravan.llm import Context, ContextParams, Model, ModelParams, SamplingParams, generate
 from caravan.llm.sampling import Sampler
-from e2e import tiny
+from e2e import architectures, tiny
 
 GREEDY = SamplingParams(temp=0)
 PARAMS = ContextParams(n_batch=64, n_ubatch=32, n_threads=1)
@@ -383,3 +383,27 @@ def test_who_gets_the_slot_of_one_that_was_cancelled_begins_at_the_beginning(mod
             job.cancel()
             assert second.finish() == "length"
             assert second.text == alone(model, request(7))
+
+
+def test_a_model_whose_memory_cannot_go_back(tmp_path):
+    """What a slot holds is of use only for what begins with all of it."""
+    architectures.make(tmp_path / "mamba.gguf", "mamba", vocabulary=True)
+    with Model(tmp_path / "mamba.gguf", ModelParams(repack=False)) as model:
+        whole = tuple(n % 60 + 4 for n in range(40))
+        with Batcher(model, n_slots=2, n_ctx=256, params=PARAMS) as batcher:
+            first = answers(batcher, [Request(whole, 4, GREEDY)])[0]
+            again = answers(batcher, [Request(whole, 4, GREEDY)])[0]
+            assert again.text == first.text
+            assert again.chunks[-1].usage.n_cached == 0
+
+
+@pytest.mark.parametrize(
+    ("arch", "vocabulary"), [("bert", True), ("modern-bert", True), ("llama", False)]
+)
+def test_a_model_without_conversations_is_refused(tmp_path, arch, vocabulary):
+    architectures.make(tmp_path / "model.gguf", arch, vocabulary=vocabulary)
+    with (
+        Model(tmp_path / "model.gguf", ModelParams(repack=False)) as model,
+        pytest.raises(UsageError, match=r"model\.gguf: "),
+    ):
+        Batcher(model, n_slots=2, n_ctx=256, params=PARAMS)

@@ -15,6 +15,7 @@ from gguf import GGUFWriter
 
 from caravan.errors import ModelError
 from caravan.llm import Model, ModelParams
+from caravan.models.fake import FakeModel
 
 VOCAB = 320
 _MISSING = re.compile(r"(?:missing tensor|tensor) '([^']+)'(?: not found)?$")
@@ -171,10 +172,10 @@ ENCODERS: dict[str, tuple[Values, Shapes]] = {
 }
 
 
-def make(path: Path, arch: str, changed: Values | None = None) -> None:
+def make(path: Path, arch: str, changed: Values | None = None, vocabulary: bool = False) -> None:
     """Write a model of the architecture; raises ModelError when the engine wants something else.
 
-    `changed`: values that are not those of the table.
+    `changed`: values that are not those of the table; `vocabulary`: its tokens stand for texts.
     """
     values, more = {**ARCHITECTURES, **ENCODERS}[arch]
     values = {**_PLAIN, **values, **(changed or {})}
@@ -185,7 +186,7 @@ def make(path: Path, arch: str, changed: Values | None = None) -> None:
         for layer in layers if many else (0,):
             tensors[name.replace("[0-2]", "*").replace("*", str(layer))] = shape
     while True:
-        _write(path, arch, values, tensors)
+        _write(path, arch, values, tensors, vocabulary)
         try:
             with Model(path, ModelParams(repack=False)):
                 return
@@ -202,9 +203,12 @@ def make(path: Path, arch: str, changed: Values | None = None) -> None:
                 raise
 
 
-def _write(path: Path, arch: str, values: Values, tensors: Shapes) -> None:
+def _write(path: Path, arch: str, values: Values, tensors: Shapes, vocabulary: bool) -> None:
     writer = GGUFWriter(str(path), arch)
-    writer.add_string("tokenizer.ggml.model", "no_vocab")
+    if vocabulary:
+        FakeModel(vocab=VOCAB)._add_vocabulary(writer)
+    else:
+        writer.add_string("tokenizer.ggml.model", "no_vocab")
     for name, value in {**values, "vocab_size": VOCAB}.items():
         key = name if name.startswith(("xielu", "tokenizer")) else f"{arch}.{name}"
         if isinstance(value, bool):

@@ -12,6 +12,7 @@ from caravan import engine
 from caravan.errors import AllocationError, ContextError, ModelError, UsageError, WorkerLost
 from caravan.llm import Context, ContextParams, Model, ModelParams, orphans
 from caravan.llm.params import c_model_params
+from e2e import architectures
 from llm.fakes import FakeDevice
 
 
@@ -277,3 +278,13 @@ def test_forgotten_objects_are_freed_at_the_next_load_contexts_first(smollm2, mo
     assert freed == []
     Model(smollm2).close()
     assert freed == expected
+
+
+def test_a_model_without_vocabulary_has_no_texts(tmp_path):
+    """The engine would end the process."""
+    architectures.make(tmp_path / "model.gguf", "llama")
+    with Model(tmp_path / "model.gguf", ModelParams(repack=False)) as model:
+        for ask in (lambda: model.piece(3), lambda: model.tokenize("a")):
+            with pytest.raises(ModelError, match="the model has no vocabulary"):
+                ask()
+        assert not model.is_eog(3)

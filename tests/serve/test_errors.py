@@ -178,6 +178,7 @@ def test_other_urls_and_methods(served):
     for method, path, status in (
         ("GET", "/v1/nothing", 404),
         ("GET", "/docs", 404),
+        ("POST", "/v1/completions/", 404),
         ("POST", "/v1/assistants", 404),
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),

@@ -100,10 +100,14 @@ class Batcher:
             params: of the contexts; its `n_ctx` is not used.
             resume: as for a Context.
 
-        Raises UsageError, ContextError and WorkerLost.
+        Raises UsageError, also for models that have no conversations, ContextError and WorkerLost.
         """
         if n_slots < 1 or n_ctx < 0 or n_lanes < 0 or queue < 0:
             raise UsageError("slots, context, lanes and queue are numbers from 1, 0, 0 and 0 up")
+        if model.has_encoder:
+            raise UsageError(f"{model.path}: a model with an encoder has no continuations")
+        if not model.words.has_texts:
+            raise UsageError(f"{model.path}: the model has no vocabulary")
         self.model = model
         self.n_ctx = slot_size(n_ctx, model.n_ctx_train)
         self._lock = threading.Lock()
@@ -137,10 +141,10 @@ class Batcher:
                     own = replace(params, n_ctx=self.n_ctx * slots)
                     contexts.append(SharedContext(self.model, slots, own, resume=resume or False))
                 return contexts
-            except ContextError:
+            except BaseException as exc:
                 for context in contexts:
                     context.close()
-                if n_lanes == 1:
+                if n_lanes == 1 or not isinstance(exc, ContextError):
                     raise
                 n_lanes -= 1
 

@@ -183,6 +183,7 @@ _TABLE: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "model_chat_template": (_TEXT, (_P, _TEXT)),
     "model_meta_val_str": (_I32, (_P, _TEXT, _P, _SIZE)),
     "vocab_n_tokens": (_I32, (_P,)),
+    "vocab_type": (_INT, (_P,)),
     "vocab_bos": (_I32, (_P,)),
     "vocab_eos": (_I32, (_P,)),
     "vocab_is_eog": (_BOOL, (_P, _I32)),

@@ -19,6 +19,7 @@ from caravan import engine
 from caravan.errors import ModelError, UsageError
 from caravan.llm import orphans
 
+_NONE = 0  # LLAMA_VOCAB_TYPE_NONE
 _TEMPLATES = ("", "tool_use")
 
 _SHORTEST_PROBE = 4
@@ -34,6 +35,7 @@ class Vocabulary:
 
     Attributes:
         size: tokens.
+        has_texts: whether they stand for texts; some files have their number alone.
         bos, eos: the tokens that begin and end a sequence, or None.
         add_bos: whether a prompt begins with `bos`.
         chat_templates: the model's own (Jinja) by name, as far as it has them: the usual one has
@@ -51,6 +53,7 @@ class Vocabulary:
         self._own = 0
         self._vocab: int = llama.model_get_vocab(handle)
         self.size: int = llama.vocab_n_tokens(self._vocab)
+        self.has_texts: bool = llama.vocab_type(self._vocab) != _NONE
         bos: int = llama.vocab_bos(self._vocab)
         self.bos = bos if bos >= 0 else None
         eos: int = llama.vocab_eos(self._vocab)
@@ -134,6 +137,7 @@ class Vocabulary:
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         """See `Model.tokenize`."""
+        self._require_texts()
         data = text.encode("utf-8", "replace")
         count = len(data) + 8
         while True:
@@ -151,6 +155,7 @@ class Vocabulary:
 
     def piece(self, token: int, special: bool) -> bytes:
         """See `Model.piece`."""
+        self._require_texts()
         self._check(token)
         size = 64
         while True:
@@ -167,6 +172,11 @@ class Vocabulary:
         self._check(token)
         with self._lock:
             return bool(self._llama.vocab_is_eog(self._require_open(), token))
+
+    def _require_texts(self) -> None:
+        if not self.has_texts:
+            # the engine would end the process
+            raise ModelError(f"{self._path}: the model has no vocabulary")
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.size:

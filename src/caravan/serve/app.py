@@ -62,7 +62,7 @@ def create_app(
         on_error: told of errors that are the server's own.
     """
     # no pages of documentation: they would load scripts from elsewhere
-    app = FastAPI(title="Caravan", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Caravan", docs_url=None, redoc_url=None, redirect_slashes=False)
     metrics = Metrics(service.batcher, service.view)
     app.state.caravan = State(service, metrics)
     for method, path, handler in _API:

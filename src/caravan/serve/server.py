@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,8 @@ _LAST_SECONDS = 2.0
 _PATIENCE_SECONDS = 60.0
 # That a client may read nothing of what it was answered.
 _UNREAD_SECONDS = 300.0
+# Requests that are made ready at the same time, each on a thread.
+_ASIDE = 64
 # How often the header with the date changes.
 _TICK_SECONDS = 1.0
 
@@ -125,6 +128,8 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        # some templates and grammars take seconds, and are not to be in the way of others
+        self._loop.set_default_executor(ThreadPoolExecutor(_ASIDE, "caravan-aside"))
         await super().startup(sockets)
         self._on_ready()
 
