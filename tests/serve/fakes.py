@@ -105,6 +105,10 @@ class FakeBatcher:
 
     # of the batcher
 
+    @property
+    def capacity(self) -> int:
+        return self.n_slots + self.queue
+
     def submit(self, request: Request, sink: Callable[[Chunk], None]) -> Any:
         if not 0 <= min(request.prompt) <= max(request.prompt) < N_VOCAB:
             raise UsageError(f"a token is not in the vocabulary of {N_VOCAB}")

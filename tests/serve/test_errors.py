@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from caravan.batching import Request as BatchRequest
 from caravan.errors import ConnectionClosed, DecodeError, NothingAllowed, QueueFull, WorkerLost
 from serve.fakes import FakeBatcher, FakeService
 from serve.serving import serving
@@ -202,16 +203,22 @@ def test_a_full_queue_says_when_to_come_again(stream):
         with serving(FakeService(batcher)) as served, served.openai() as client:
             chat = client.chat.completions.create
             two = {"messages": CHAT["messages"], "model": "x", "stream": stream, "n": 2}
+            batcher.submit(BatchRequest((1,)), lambda chunk: None)
             with pytest.raises(openai.InternalServerError) as caught:
-                chat(**{**two, "n": 3})
+                chat(**two)
             assert caught.value.status_code == 503
             assert caught.value.code == "queue_full"
             assert caught.value.response.headers["retry-after"] == "2"
-            # those of the three that had room have gone again
-            batcher.wait_for(lambda: batcher.n_busy + batcher.n_waiting == 0)
+            # the one of the two that had room has gone again
+            batcher.wait_for(lambda: batcher.n_busy + batcher.n_waiting == 1)
             batcher.go()
+            batcher.wait_for(lambda: batcher.n_busy + batcher.n_waiting == 0)
             chat(**two)
             assert "caravan_requests_refused_total 1.0" in served.get("/metrics").text
+            # more than can ever be there is nothing to come again with
+            with pytest.raises(openai.BadRequestError) as wrong:
+                chat(**{**two, "n": 3})
+            assert wrong.value.param == "n"
     finally:
         batcher.close()
 

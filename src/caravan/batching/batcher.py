@@ -210,6 +210,11 @@ class Batcher:
             )
 
     @property
+    def capacity(self) -> int:
+        """Requests that can be there at a time: in slots, and waiting."""
+        return len(self._slots) + self._most
+
+    @property
     def error(self) -> CaravanError | None:
         """Why no lane computes any more."""
         errors = [lane.error for lane in self.lanes]

@@ -19,6 +19,9 @@ from caravan.serve.errors import ApiError, of_error, shutting_down
 class Submits(Protocol):
     """A Batcher, or what stands for one."""
 
+    @property
+    def capacity(self) -> int: ...
+
     def submit(self, request: Request, sink: Sink) -> Job: ...
 
     def state(self) -> BatcherState: ...

@@ -79,6 +79,9 @@ def state_of(request: Request) -> State:
 
 def submit(running: Running, service: Service, requests: Sequence[BatchRequest]) -> None:
     """All of them or none. Raises ApiError."""
+    most = service.batcher.capacity
+    if len(requests) > most:
+        raise ApiError(f"{len(requests)} answers at once: there is room for {most}", param="n")
     try:
         running.submit(service.batcher, requests)
     except UsageError as exc:
