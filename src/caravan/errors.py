@@ -19,6 +19,10 @@ class UsageError(CaravanError):
     """A value given by the caller cannot be meant (a bad endpoint, split, device name)."""
 
 
+class NoConversations(UsageError):
+    """The model continues no texts; it may make vectors of them."""
+
+
 class QueueFull(CaravanError):
     """More requests wait than may.
 

@@ -18,6 +18,7 @@ import openai
 import pytest
 
 from caravan.worker.local import Worker
+from e2e import architectures
 from e2e.processes import (
     Command,
     assert_one_line,
@@ -404,3 +405,18 @@ def test_what_cannot_be_is_told_before_anything_is_loaded(alone, tmp_path):
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
         assert word in line
+
+
+def test_a_model_for_embeddings_alone(tmp_path):
+    path = tmp_path / "model.gguf"
+    architectures.make(path, "nomic-bert", vocabulary=True)
+    with serving("-m", str(path), "--local-workers", "2") as (_, url):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            found = client.embeddings.create(model="x", input=["a camel", "a"]).data
+            assert [len(one.embedding) for one in found] == [64, 64]
+            with pytest.raises(openai.BadRequestError, match="continues no texts"):
+                client.completions.create(model="x", prompt="a")
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+        assert httpx.get(f"{url}/slots").json() == []
+        assert httpx.get(f"{url}/cluster").json()["work"]["slots"] == []
+        assert httpx.get(url).status_code == 200

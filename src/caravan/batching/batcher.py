@@ -11,7 +11,7 @@ from pathlib import Path
 from caravan.batching.job import Job, Sink
 from caravan.batching.lane import WORTH, Lane, Slot, common
 from caravan.batching.request import Chunk, Request
-from caravan.errors import CaravanError, ContextError, QueueFull, UsageError
+from caravan.errors import CaravanError, ContextError, NoConversations, QueueFull, UsageError
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams
 from caravan.llm.resume import Resume, Resumed, policy
@@ -100,12 +100,12 @@ class Batcher:
             params: of the contexts; its `n_ctx` is not used.
             resume: as for a Context.
 
-        Raises UsageError, also for models that have no conversations, ContextError and WorkerLost.
+        Raises UsageError, NoConversations, ContextError and WorkerLost.
         """
         if n_slots < 1 or n_ctx < 0 or n_lanes < 0 or queue < 0:
             raise UsageError("slots, context, lanes and queue are numbers from 1, 0, 0 and 0 up")
         if model.has_encoder:
-            raise UsageError(f"{model.path}: a model with an encoder has no continuations")
+            raise NoConversations(f"{model.path}: this model, with an encoder, continues no texts")
         if not model.words.has_texts:
             raise UsageError(f"{model.path}: the model has no vocabulary")
         self.model = model

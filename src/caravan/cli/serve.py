@@ -26,10 +26,12 @@ from caravan.cli.seconds import Seconds
 if TYPE_CHECKING:
     import socket
 
-    from caravan.llm import Model, Resume, SamplingParams
+    from caravan.batching import Batcher
+    from caravan.llm import ContextParams, Model, Resume, SamplingParams
     from caravan.llm.chat import ChatTemplate
     from caravan.serve.losses import LossLog
     from caravan.serve.model_service import ModelService
+    from caravan.serve.no_batcher import NoBatcher
 
 
 @click.command(
@@ -191,7 +193,7 @@ def _serve(head: Head, sampling: SamplingParams, settings: _Settings, sock: sock
 def _service(
     head: Head, opened: Opened, sampling: SamplingParams, settings: _Settings
 ) -> Iterator[ModelService]:
-    from caravan.batching import Batcher, planned_context
+    from caravan.batching import planned_context
     from caravan.serve.cluster import ClusterView
     from caravan.serve.losses import LossLog
     from caravan.serve.model_service import ModelService
@@ -204,14 +206,7 @@ def _service(
     with opened.load(planned) as model:
         template = _template(model, settings.chat_template, head.quiet)
         with (
-            Batcher(
-                model,
-                n_slots=settings.slots,
-                n_ctx=params.n_ctx,
-                queue=settings.queue,
-                params=params,
-                resume=opened.resume,
-            ) as batcher,
+            _batcher(model, params, settings, opened.resume, head.quiet) as batcher,
             ClusterView(model, batcher=batcher, losses=losses, name=name) as view,
             ModelService(
                 model,
@@ -224,6 +219,33 @@ def _service(
             ) as service,
         ):
             yield service
+
+
+def _batcher(
+    model: Model,
+    params: ContextParams,
+    settings: _Settings,
+    resume: Resume | bool,
+    quiet: bool,
+) -> Batcher | NoBatcher:
+    """With a note, what stands for one if the model makes embeddings only."""
+    from caravan.batching import Batcher
+    from caravan.errors import NoConversations
+    from caravan.serve.no_batcher import NoBatcher
+
+    try:
+        return Batcher(
+            model,
+            n_slots=settings.slots,
+            n_ctx=params.n_ctx,
+            queue=settings.queue,
+            params=params,
+            resume=resume,
+        )
+    except NoConversations as exc:
+        if not quiet:
+            tell(f"note: embeddings only: {exc}")
+        return NoBatcher(model, params.n_ctx)
 
 
 def _name(model: str) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from caravan.errors import DecodeError, UsageError
+from caravan.errors import DecodeError, NoConversations
 from caravan.llm.devices import Mark
 from caravan.llm.lasting import Lasting
 from caravan.llm.model import Model
@@ -61,7 +61,8 @@ class SharedContext(Lasting):
         Args:
             params: with the tokens that all slots together can hold.
 
-        Raises UsageError for a model that keeps nothing of what it reads, ContextError, WorkerLost.
+        Raises NoConversations for a model that keeps nothing of what it reads, ContextError,
+        WorkerLost.
         """
         self.held: list[list[int]] = [[] for _ in range(n_slots)]
         # how they were read, as far as it matters: calls of fewer than `TILE`, and others
@@ -75,7 +76,7 @@ class SharedContext(Lasting):
         self.n_ubatch = self._require_raw().n_ubatch
         if not self._require_raw().keeps:
             self.close()
-            raise UsageError(f"{model.path}: this model has no conversations")
+            raise NoConversations(f"{model.path}: this model continues no texts")
 
     def __repr__(self) -> str:
         state = f"{sum(map(len, self.held))} tokens" if self.handle else "closed"

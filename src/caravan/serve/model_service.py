@@ -19,6 +19,7 @@ from caravan.llm.model import Model
 from caravan.llm.params import ContextParams
 from caravan.llm.sampling import SamplingParams
 from caravan.llm.tools import ToolCalls, call_schema
+from caravan.serve.no_batcher import NoBatcher
 from caravan.serve.pages import View
 
 
@@ -35,7 +36,7 @@ class ModelService:
     def __init__(
         self,
         model: Model,
-        batcher: Batcher,
+        batcher: Batcher | NoBatcher,
         *,
         name: str,
         template: ChatTemplate | None = None,
