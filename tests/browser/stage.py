@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from caravan.serve.pages import add_page
 
@@ -51,11 +52,7 @@ class Model:
         self.key = ""
 
     def add_to(self, app: FastAPI) -> None:
-        @app.middleware("http")
-        async def door(request: Request, call_next: Any) -> Any:
-            if self.refuses(request):
-                return error("the API key is wrong", 401)
-            return await call_next(request)
+        app.add_middleware(Door, model=self)
 
         @app.get("/v1/models")
         async def models() -> JSONResponse:
@@ -72,20 +69,22 @@ class Model:
             return StreamingResponse(words, media_type="text/event-stream")
 
     def refuses(self, request: Request) -> bool:
-        if not self.key or request.url.path == "/" or request.url.path.startswith("/static/"):
+        path = request.url.path
+        if not self.key or path in ("/", "/favicon.ico") or path.startswith("/static/"):
             return False
         return request.headers.get("authorization") != f"Bearer {self.key}"
 
     async def answer(self, asked: str) -> AsyncIterator[str]:
-        count = 0
+        count, whole = 0, False
         try:
             for text in numbers() if "endless" in asked else pieces(ANSWER):
                 yield event({"choices": [{"index": 0, "delta": {"content": text}}]})
                 count += 1
                 await asyncio.sleep(0.005)
-        except asyncio.CancelledError:
-            self.hung_up += 1
-            raise
+            whole = True
+        finally:
+            # cancelled while it slept, or closed while its text was sent
+            self.hung_up += not whole
         if asked == "breaks":
             yield event({"error": {"message": "lost RPC1 at lab2:50052"}})
             return
@@ -94,6 +93,19 @@ class Model:
         usage |= {"prompt_tokens_details": {"cached_tokens": 12}}
         yield event({"choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
+
+
+class Door:
+    """Keeps out who has not the key; an answer that is given up is cancelled through it."""
+
+    def __init__(self, app: ASGIApp, model: Model) -> None:
+        self._app, self._model = app, model
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http" and self._model.refuses(Request(scope)):
+            app = error("the API key is wrong", 401)
+        await app(scope, receive, send)
 
 
 def event(value: dict[str, Any]) -> str:

@@ -84,3 +84,9 @@ def test_the_clusters_numbers():
 def test_files_are_small():
     assert sum(len(file.data) for file in files().values()) < 60_000
     assert all(file.data.count(b"\n") < 300 for name, file in files().items() if "css" not in name)
+
+
+def test_an_icon_is_there_for_who_does_not_know_where():
+    icon = ask("/favicon.ico")
+    assert icon.content == files()["icon.svg"].data
+    assert icon.headers["content-type"] == "image/svg+xml"

@@ -32,6 +32,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _INDEX = "index.html"
+_ICON = "icon.svg"
 
 
 class View(Protocol):
@@ -83,6 +84,11 @@ def add_page(app: FastAPI, view: View | None) -> None:
     @app.api_route("/", methods=methods, include_in_schema=False)
     async def index(request: Request) -> Response:
         return page[_INDEX].answer(request)
+
+    # browsers ask for that one before they have read where the icon is
+    @app.api_route("/favicon.ico", methods=methods, include_in_schema=False)
+    async def icon(request: Request) -> Response:
+        return page[_ICON].answer(request)
 
     @app.api_route("/static/{name}", methods=methods, include_in_schema=False)
     async def static(name: str, request: Request) -> Response:
