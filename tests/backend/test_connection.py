@@ -24,7 +24,7 @@ from caravan.errors import (
 )
 from caravan.llm import Context, ContextParams, Model
 from caravan.worker import local
-from e2e.processes import children, descriptors, kill, wait_for
+from e2e.processes import children, kill, session_of, wait_for
 
 PARAMS = ContextParams(n_ctx=64, n_ubatch=32)
 TOKENS = [1, 2, 3, 4]
@@ -37,7 +37,7 @@ def worker():
 
 
 def lose(worker: caravan.Worker, cluster: caravan.Cluster) -> None:
-    kill(max(children(worker.pid), key=descriptors))
+    kill(session_of(worker))
     wait_for(lambda: cluster.devices[0].connection.lost)
 
 

@@ -15,7 +15,7 @@ from caravan.errors import WorkerLost
 from caravan.llm import ContextParams, Model, Resume
 from caravan.llm.resume import Resumed
 from e2e import tiny
-from e2e.processes import children, descriptors, kill
+from e2e.processes import kill, session_of
 
 PARAMS = ContextParams(n_batch=64, n_ubatch=32)
 N_GEN = 40
@@ -32,10 +32,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workers() -> Iterator[list[caravan.Worker]]:
     with caravan.LocalWorkers(2, threads=1) as workers:
         yield workers.workers
-
-
-def session_of(worker: caravan.Worker) -> int:
-    return max(children(worker.pid), key=descriptors)
 
 
 class Killer(Collected):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 # An upper bound that says "it hangs", far above what anything here takes.
 BOUND = 25.0
@@ -48,6 +49,18 @@ def alive(pid: int) -> bool:
 
 def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+class HasPid(Protocol):
+    """A worker, or its process."""
+
+    @property
+    def pid(self) -> int: ...
+
+
+def session_of(worker: HasPid) -> int:
+    """The process that serves its head: it has more connections than the spare, which has none."""
+    return max(children(worker.pid), key=descriptors)
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

@@ -13,7 +13,7 @@ from caravan.serve import cluster
 from caravan.serve.cluster import ClusterView
 from caravan.serve.losses import LossLog
 from e2e import tiny
-from e2e.processes import children, descriptors, kill, wait_for
+from e2e.processes import kill, session_of, wait_for
 
 PARAMS = ContextParams(n_ubatch=32)
 REQUEST = Request(tuple(range(3, 23)), 60, SamplingParams(temp=0))
@@ -63,7 +63,7 @@ def test_two_workers_at_work_and_one_lost(tmp_path, monkeypatch):
         assert (route["source"], route["target"], route["path"]) == ("RPC0", "RPC1", "direct")
         assert route["round_trip"] > 0
         # one stands still: the other's numbers go on, and so do its own afterwards
-        still = max(children(workers.workers[0].pid), key=descriptors)
+        still = session_of(workers.workers[0])
         kill(still, signal.SIGSTOP)
         wait_for(lambda: newest(view) == [False, True])
         kill(still, signal.SIGCONT)

@@ -17,7 +17,7 @@ from caravan.errors import WorkerLost
 from caravan.llm import Context, ContextParams, Model, ModelParams
 from caravan.stream.reach import Reach
 from caravan.stream.routes import Path as Way
-from e2e.processes import children, closed_port, descriptors, kill
+from e2e.processes import closed_port, kill, session_of
 from wired import Side
 
 PARAMS = ContextParams(n_ctx=512, n_ubatch=27)
@@ -115,10 +115,6 @@ def test_a_peer_that_cannot_be_reached_is_relayed_to(how, smollm2, tokens, expec
 def three() -> Iterator[list[caravan.Worker]]:
     with caravan.LocalWorkers(3, threads=1) as workers:
         yield workers.workers
-
-
-def session_of(worker: caravan.Worker) -> int:
-    return max(children(worker.pid), key=descriptors)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

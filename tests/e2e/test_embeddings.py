@@ -12,7 +12,7 @@ import caravan
 from caravan.errors import WorkerLost
 from caravan.llm import ContextParams, Embedder, Model, ModelParams
 from e2e.architectures import ENCODERS, make
-from e2e.processes import children, descriptors, kill
+from e2e.processes import kill, session_of
 
 N_PROMPT = 200
 PARAMS = ContextParams(n_ctx=256, n_ubatch=64)
@@ -62,7 +62,7 @@ def test_encoders_compute_the_same_on_a_worker(workers, tmp_path, arch):
 
 def lose_session(worker: caravan.Worker) -> None:
     """The process that serves the head ends: it has more connections than the spare."""
-    kill(max(children(worker.pid), key=descriptors))
+    kill(session_of(worker))
 
 
 def test_a_loss_is_got_over(workers, smollm2, texts, expected):

@@ -37,6 +37,7 @@ from e2e.processes import (
     descriptors,
     kill,
     peer,
+    session_of,
     wait_for,
 )
 from relaying import Relay
@@ -44,11 +45,6 @@ from wired import Side
 
 PARAMS = ContextParams(n_ctx=512, n_ubatch=32)
 N_PROMPT = 400
-
-
-def session_of(worker: caravan.Worker) -> int:
-    """The process that serves the head: it has more connections than the spare, which has none."""
-    return max(children(worker.pid), key=descriptors)
 
 
 def supervisor_of(worker: caravan.Worker) -> int:

@@ -13,7 +13,7 @@ import caravan
 from caravan.errors import WorkerLost
 from caravan.llm import Context, ContextParams, Model, ModelParams, SamplingParams
 from caravan.llm.resume import Resume, Resumed
-from e2e.processes import children, descriptors, kill, wait_for
+from e2e.processes import children, kill, session_of, wait_for
 
 PARAMS = ContextParams(n_ctx=512, n_batch=64, n_ubatch=32)
 # two calls of the engine
@@ -23,11 +23,6 @@ GREEDY = SamplingParams(temp=0)
 SEEDED = SamplingParams(temp=1.0, seed=3, repeat_penalty=1.2)
 # the grammar belongs to a vocabulary, which is another one after a loss
 BOUND = SamplingParams(temp=1.0, seed=3, grammar='root ::= (" " [A-Z] [a-z]+)+')
-
-
-def session_of(worker: caravan.Worker) -> int:
-    """The process that serves the head: it has more connections than the spare, which has none."""
-    return max(children(worker.pid), key=descriptors)
 
 
 def supervisor_of(worker: caravan.Worker) -> int:

@@ -7,13 +7,9 @@ import re
 import pytest
 
 import caravan
-from e2e.processes import children, descriptors, kill, running, wait_for
+from e2e.processes import children, kill, running, session_of, wait_for
 
 WORDS = ("run", "-p", "One, two, three,", "-n", "120", "--temp", "0", "-c", "512")
-
-
-def session_of(worker: caravan.Worker) -> int:
-    return max(children(worker.pid), key=descriptors)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 
 from batching.test_batcher import prompt
 from e2e import tiny
-from e2e.processes import Command, children, descriptors, kill, running, wait_for
+from e2e.processes import Command, kill, running, session_of, wait_for
 from serve.test_real import BOUND, busy, serving
 
 N_GEN = 400
@@ -41,7 +41,7 @@ class Worker:
         return f"127.0.0.1:{self.port}"
 
     def kill_session(self) -> None:
-        kill(max(children(self.command.process.pid), key=descriptors))
+        kill(session_of(self.command.process))
 
     def kill_all(self) -> None:
         for pid in (self.command.process.pid, *self.command.meet_family()):

@@ -19,16 +19,7 @@ import pytest
 
 from caravan.worker.local import Worker
 from e2e import architectures
-from e2e.processes import (
-    Command,
-    assert_one_line,
-    caravan,
-    children,
-    descriptors,
-    kill,
-    running,
-    wait_for,
-)
+from e2e.processes import Command, assert_one_line, caravan, kill, running, session_of, wait_for
 from serve.serving import asking
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "server.md"
@@ -343,7 +334,7 @@ def test_a_worker_that_dies_under_load_makes_eight_streams_pause(smollm2):
             for _ in range(16):
                 assert started.acquire(timeout=BOUND)
             assert busy(url) == 8
-            kill(max(children(other.pid), key=descriptors))
+            kill(session_of(other))
             assert [answer.result(BOUND) for answer in answers] == told
             lost = [line for line in server.lines if "lost" in line]
             assert len(lost) == 1 and ": back after" in lost[0]
