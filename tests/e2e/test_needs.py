@@ -16,7 +16,7 @@ import caravan
 from caravan import engine as caravan_engine
 from caravan.errors import ContextError, DoesNotFit, ModelError
 from caravan.llm import Context, ContextParams, Model, ModelParams
-from caravan.llm.planning import PLANNED_CTX
+from caravan.llm.params import USUAL_CTX
 from caravan.models.fake import ARCHITECTURES, FakeModel
 from e2e import shapes
 from e2e.processes import caravan as command
@@ -105,8 +105,8 @@ def test_what_stays_here_is_counted_too(cluster, smollm2):
         weights = sum(need.weights for need in model.needs.devices)
         # the embeddings are here and, as the output's weights, on the last device
         assert model.size < weights + model.needs.host.weights < model.size + 31 * MIB
-        assert model.needs.context.n_ctx == PLANNED_CTX
-        assert model.needs.host.kv == 21 * 768 * PLANNED_CTX
+        assert model.needs.context.n_ctx == USUAL_CTX
+        assert model.needs.host.kv == 21 * 768 * USUAL_CTX
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -13,13 +13,11 @@ from caravan.batching.lane import WORTH, Lane, Slot, common
 from caravan.batching.request import Chunk, Request
 from caravan.errors import CaravanError, ContextError, NoConversations, QueueFull, UsageError
 from caravan.llm.model import Model
-from caravan.llm.params import ContextParams
+from caravan.llm.params import ContextParams, usual_n_ctx
 from caravan.llm.resume import Resume, Resumed, policy
 from caravan.llm.shared import SharedContext
 from caravan.models.ledger import known_header
 
-# Slots of that many tokens, if nothing is said and the model was made for as many.
-_N_CTX = 4096
 _CTX_STEP = 256
 _SHORTEST_RETRY, _LONGEST_RETRY = 1.0, 60.0
 
@@ -316,7 +314,7 @@ class Batcher:
 
 def slot_size(n_ctx: int, n_ctx_train: int | None) -> int:
     """Tokens of a slot, as the engine will have it; see Batcher."""
-    wanted = n_ctx or min(n_ctx_train or _N_CTX, _N_CTX)
+    wanted = n_ctx or usual_n_ctx(n_ctx_train)
     return -(-wanted // _CTX_STEP) * _CTX_STEP
 
 

@@ -23,8 +23,6 @@ from caravan.cli.typed import history_file, is_screen, on_screen, piped
 if TYPE_CHECKING:
     from caravan.llm import Chat, ContextParams, Model, SamplingParams
 
-_N_CTX = 4096
-
 
 @click.command(
     "chat",
@@ -102,6 +100,7 @@ def _chat(
 
 
 def _sized(params: ContextParams, path: Path) -> ContextParams:
+    from caravan.llm.params import usual_n_ctx
     from caravan.models.ledger import known_header
 
-    return replace(params, n_ctx=params.n_ctx or min(known_header(path).context or _N_CTX, _N_CTX))
+    return replace(params, n_ctx=params.n_ctx or usual_n_ctx(known_header(path).context))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from caravan import interrupt
 from caravan.errors import DecodeError, StateError, UsageError
 from caravan.llm.history import History, Outputs
-from caravan.llm.lasting import Lasting
+from caravan.llm.lasting import LastingLogits
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams
 from caravan.llm.raw import RawContext
@@ -24,7 +24,7 @@ from caravan.llm.resume import Resume
 from caravan.llm.statefile import Saved
 
 
-class Context(Lasting):
+class Context(LastingLogits):
     """A conversation. Use it as a context manager, or `close` it; closing its model does so too.
 
     Attributes:
@@ -186,29 +186,6 @@ class Context(Lasting):
                 self._require_raw().clear()
 
         self._surviving(forget)
-
-    def synchronize(self) -> None:
-        """Wait until everything is computed; raises WorkerLost if a device was lost meanwhile."""
-        self._surviving(lambda: self._require_raw().synchronize())
-        self._computed = self._made
-
-    def logits(self, i: int = -1) -> NDArray[np.float32]:
-        """A copy of the logits of token `i` of the last engine call, or counted from the end of
-        those that have logits. Waits; raises DecodeError when there are none, and WorkerLost."""
-        values = self._surviving(lambda: self._require_raw().logits(i))
-        self._computed = self._made
-        return values
-
-    def sample(self, chain: int, i: int = -1) -> int:
-        """The token that a sampler chain of the engine takes by the logits of output `i`.
-
-        Args:
-            chain: address of the llama_sampler.
-            i: as for `logits`, which says what is raised.
-        """
-        token = self._surviving(lambda: self._require_raw().sample(chain, i))
-        self._computed = self._made
-        return token
 
     def save_state(self) -> bytes:
         """All that it holds, for `restore_state` of a context of the same model and formats."""

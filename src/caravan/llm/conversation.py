@@ -16,13 +16,10 @@ from caravan.llm.chat import ChatTemplate
 from caravan.llm.context import Context
 from caravan.llm.generation import GenerationStats, generate
 from caravan.llm.model import Model
-from caravan.llm.params import ContextParams
+from caravan.llm.params import ContextParams, usual_n_ctx
 from caravan.llm.resume import Resume
 from caravan.llm.sampling import SamplingParams
 from caravan.llm.statefile import Saved
-
-# Tokens of a context of its own, if nothing is said and the model was made for as many.
-_N_CTX = 4096
 
 
 class Chat:
@@ -71,7 +68,7 @@ class Chat:
         self.template = own
         self._own = isinstance(where, Model)
         if isinstance(where, Model):
-            sized = params or ContextParams(n_ctx=min(where.n_ctx_train or _N_CTX, _N_CTX))
+            sized = params or ContextParams(n_ctx=usual_n_ctx(where.n_ctx_train))
             where = Context(where, sized, resume=resume)
         self.context = where
         self.messages: list[dict[str, Any]] = []

@@ -18,12 +18,10 @@ from caravan import interrupt
 from caravan.errors import UsageError
 from caravan.llm.lasting import Lasting
 from caravan.llm.model import Model
-from caravan.llm.params import ContextParams
+from caravan.llm.params import USUAL_CTX, ContextParams, usual_n_ctx
 from caravan.llm.raw import RawContext, Rows
 from caravan.llm.resume import Resume
 
-# Tokens of a text, if nothing is said and the model was made for as many.
-_N_CTX = 4096
 # Texts in one call.
 _MOST_TEXTS = 16
 _POOLINGS = ("mean", "cls", "last")
@@ -175,8 +173,8 @@ def _pooling(model: Model, wanted: str) -> str:
 
 def _sized(model: Model, params: ContextParams | None, pooling: str) -> ContextParams:
     """Every call fits into one ubatch, because the engine pools no more than one at once."""
-    wanted = params or ContextParams(n_ctx=min(model.n_ctx_train or _N_CTX, _N_CTX))
-    n_ctx = wanted.n_ctx or model.n_ctx_train or _N_CTX
+    wanted = params or ContextParams(n_ctx=usual_n_ctx(model.n_ctx_train))
+    n_ctx = wanted.n_ctx or model.n_ctx_train or USUAL_CTX
     n_ubatch = min(wanted.n_ubatch, n_ctx) if model.is_causal else n_ctx
     return replace(
         wanted,

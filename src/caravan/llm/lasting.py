@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from caravan.errors import ContextError, WorkerLost
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams
@@ -149,3 +152,30 @@ class Lasting(ABC):
                     raise lost.but(f"a new context failed: {exc}") from exc
             time.sleep(delay)
         raise AssertionError
+
+
+class LastingLogits(Lasting):
+    """One whose logits may be asked for."""
+
+    def synchronize(self) -> None:
+        """Wait until everything is computed; raises WorkerLost if a device was lost meanwhile."""
+        self._surviving(lambda: self._require_raw().synchronize())
+        self._computed = self._made
+
+    def logits(self, i: int = -1) -> NDArray[np.float32]:
+        """A copy of the logits of token `i` of the last engine call, or counted from the end of
+        those that have logits. Waits; raises DecodeError when there are none, and WorkerLost."""
+        values = self._surviving(lambda: self._require_raw().logits(i))
+        self._computed = self._made
+        return values
+
+    def sample(self, chain: int, i: int = -1) -> int:
+        """The token that a sampler chain of the engine takes by the logits of output `i`.
+
+        Args:
+            chain: address of the llama_sampler.
+            i: as for `logits`, which says what is raised.
+        """
+        token = self._surviving(lambda: self._require_raw().sample(chain, i))
+        self._computed = self._made
+        return token

@@ -18,6 +18,8 @@ from caravan.errors import UsageError
 from caravan.llm.cores import physical_cores
 from caravan.llm.devices import EngineDevice
 
+# Tokens of a context that nobody has sized.
+USUAL_CTX = 4096
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 _LAZY_MODES = {"off": 0, "auto": 1, "on": 2}
@@ -127,6 +129,12 @@ class ContextParams:
         ):
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
+
+
+def usual_n_ctx(n_ctx_train: int | None) -> int:
+    """Tokens of a context that nobody has sized: USUAL_CTX, or as many as the model was made for,
+    where that is known and less."""
+    return min(n_ctx_train or USUAL_CTX, USUAL_CTX)
 
 
 def c_model_params(params: ModelParams, devices: tuple[EngineDevice, ...]) -> tuple[Any, list[Any]]:

@@ -14,12 +14,11 @@ from caravan.llm.arrangement import MARGIN, Arrangement, holds, layer_counts, la
 from caravan.llm.devices import EngineDevice, check_all
 from caravan.llm.dryrun import DryRun, Part
 from caravan.llm.needs import DeviceNeeds, Needs
-from caravan.llm.params import ContextParams, ModelParams
+from caravan.llm.params import ContextParams, ModelParams, usual_n_ctx
 from caravan.llm.placement import CPU, filled_layers, whole_layers
 from caravan.models.ledger import known_header
 
 # of a context that nobody has asked for
-PLANNED_CTX = 4096
 _ROUNDS = 3
 # the engine makes no pipeline of a model some of whose tensors are elsewhere; these are none
 _NO_PIPELINE = (("^$", CPU),)
@@ -93,7 +92,7 @@ class Planner:
         run = self._dry_run(params, split)
         if not run.handle:
             return None
-        wanted = context or ContextParams(n_ctx=min(PLANNED_CTX, run.n_ctx_train))
+        wanted = context or ContextParams(n_ctx=usual_n_ctx(run.n_ctx_train))
         parts = run.measure(wanted)
         check_all(self._devices)
         if parts is None:

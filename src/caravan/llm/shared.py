@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from caravan.errors import DecodeError, NoConversations
 from caravan.llm.devices import Mark
-from caravan.llm.lasting import Lasting
+from caravan.llm.lasting import LastingLogits
 from caravan.llm.model import Model
 from caravan.llm.params import ContextParams
 from caravan.llm.raw import RawContext, Rows
@@ -40,7 +39,7 @@ class Part(NamedTuple):
     output: bool
 
 
-class SharedContext(Lasting):
+class SharedContext(LastingLogits):
     """See the module. Use it as a context manager, or `close` it.
 
     Attributes:
@@ -161,23 +160,6 @@ class SharedContext(Lasting):
             # its logits are of no use to anybody
             self._newest = [part for part in self._newest if part.slot != slot]
         return len(self.held[slot])
-
-    def synchronize(self) -> None:
-        """Wait until everything is computed; raises WorkerLost if a device was lost meanwhile."""
-        self._surviving(lambda: self._require_raw().synchronize())
-        self._computed = self._made
-
-    def logits(self, i: int) -> NDArray[np.float32]:
-        """A copy of the logits number `i` of the newest `decode`. Waits; raises WorkerLost."""
-        values = self._surviving(lambda: self._require_raw().logits(i))
-        self._computed = self._made
-        return values
-
-    def sample(self, chain: int, i: int) -> int:
-        """The token that a sampler chain takes by them."""
-        token = self._surviving(lambda: self._require_raw().sample(chain, i))
-        self._computed = self._made
-        return token
 
     # after a loss
 

@@ -11,18 +11,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from caravan.batching import BatcherState, Chunk, Job, Request, Usage
+from caravan.batching import BatcherState, Chunk, Job, Request, Usage, streams
 from caravan.batching.job import Sink
 from caravan.serve.errors import ApiError, of_error, shutting_down
 
 
-class Submits(Protocol):
-    """A Batcher, or what stands for one."""
+class Submits(streams.Submits, Protocol):
+    """A Batcher, or what stands for one, as the server knows it."""
 
     @property
     def capacity(self) -> int: ...
-
-    def submit(self, request: Request, sink: Sink) -> Job: ...
 
     def state(self) -> BatcherState: ...
 
