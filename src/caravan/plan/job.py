@@ -1,0 +1,20 @@
+"""`Job`: what a model is wanted for, so that splits can be compared by one number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Some requests of one kind.
+
+    Attributes:
+        prompt: tokens that are read.
+        generate: tokens that are written; 0: only the prompt counts.
+        concurrency: requests at the same time.
+    """
+
+    prompt: int = 512
+    generate: int = 128
+    concurrency: int = 1
