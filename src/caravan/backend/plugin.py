@@ -266,6 +266,11 @@ class Plugin:
         struct.context = None
         return struct
 
+    def adopt(self, device: RemoteDevice) -> None:
+        """Let callbacks find a device that was forgotten. It is not in the registry's list."""
+        for pointer in (device.handle, device.buffer_type):
+            callbacks.owners[pointer] = device
+
     def forget(self, device: RemoteDevice) -> None:
         """Take a closed device out of the registry; its structs stay, the rest can go."""
         if device in self._devices:

@@ -71,7 +71,7 @@ class DryRun:
         c_params.no_alloc = True
         c_params.check_tensors = False
         c_params.load_mode = c_params.lazy_mode = 0
-        no_words = _no_vocabulary()
+        no_words = no_vocabulary()
         with muted():
             # most of the time would go into the vocabulary; not all files say enough without it
             c_params.kv_overrides = ctypes.addressof(no_words)
@@ -169,7 +169,7 @@ class DryRun:
         return corrected
 
 
-def _no_vocabulary() -> ctypes.Array[KvOverride]:
+def no_vocabulary() -> ctypes.Array[KvOverride]:
     """Overrides, ended by an empty one, with which the engine takes tokens for mere numbers."""
     overrides = (KvOverride * 2)()
     overrides[0].tag = KvOverride.STR
