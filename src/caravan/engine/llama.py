@@ -207,6 +207,7 @@ _TABLE: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "get_memory": (_P, (_P,)),
     "memory_clear": (None, (_P, _BOOL)),
     "memory_seq_rm": (_BOOL, (_P, _I32, _I32, _I32)),
+    "memory_seq_cp": (None, (_P, _I32, _I32, _I32, _I32)),
     "memory_seq_pos_max": (_I32, (_P, _I32)),
     "state_seq_get_size": (_SIZE, (_P, _I32)),
     "state_seq_get_data": (_SIZE, (_P, _P, _SIZE, _I32)),

@@ -249,7 +249,7 @@ class _Stage:
             self._go_to(step.at)
         for device in self._devices:
             device.take()
-        seconds = self._decode(step.n_tokens, step.outputs)
+        seconds = self._decode(step.n_tokens, step.outputs, self._n_seqs)
         found = [device.take() for device in self._devices]
         graphs = tuple(recorded.graph for recorded in found)
         return Rehearsed(
@@ -277,13 +277,17 @@ class _Stage:
                     # a state cannot go back
                     self._llama.memory_clear(self._memory, False)
                     self._held = 0
-        most = self._most // self._n_seqs
+        if at == self._held:
+            return
         while self._held < at:
-            self._decode(min(most, at - self._held), "none")
+            self._decode(min(self._most, at - self._held), "none", 1)
+        for sequence in range(1, self._n_seqs):
+            # what one has read, the others get from it
+            self._llama.memory_seq_rm(self._memory, sequence, -1, -1)
+            self._llama.memory_seq_cp(self._memory, 0, sequence, -1, -1)
 
-    def _decode(self, n_tokens: int, outputs: str) -> float:
+    def _decode(self, n_tokens: int, outputs: str, n_seqs: int) -> float:
         """Seconds of the call."""
-        n_seqs = self._n_seqs
         batch, keep = _batch(n_seqs, n_tokens, self._held, outputs)
         keep[0][:] = self._random.integers(0, self._n_vocab, n_seqs * n_tokens)
         with interrupt.deferred(), muted():

@@ -1,0 +1,485 @@
+"""`ModelWork`: what one model takes of devices, links and the head, out of its own graphs.
+
+A rehearsal gives the graphs of micro-batches of several sizes; here they are cut into layers and
+summed up: operations, bytes of weights, bytes moved. From a device's speeds alone follow its times
+for each layer; `probe` runs the same graphs to measure them. Knows no split.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caravan import engine
+from caravan.backend.recording import RecordedGraph
+from caravan.engine.layouts import OP_NAMES
+from caravan.engine.llama import TOKEN_DATA, TokenDataArray
+from caravan.llm.params import ContextParams, ModelParams
+from caravan.llm.rehearsal import KV_STEP, Rehearsal, Rehearsed, Step
+from caravan.models.splits import read_parts
+from caravan.plan.pipeline import HeadTimes, Traffic
+from caravan.plan.profile import DeviceProfile
+from caravan.plan.times import F64, DeviceTimes, Grid
+from caravan.worker import cost
+from caravan.worker.table import Table
+
+# Attention is as good as linear in the length of the KV cache: beyond that, lines go on.
+_MOST_KV = 4096
+_PARTS = (1, 4, 16)  # of a full micro-batch: sizes that there are in any case
+_REPEATS = 3
+_DECODES = 6
+_F32 = 4
+_BLOCK = re.compile(rb"blk\.(\d+)\.")
+_OF_LAYER = re.compile(rb"-(\d+)(?: \(|$)")
+# the ops whose first parameter says what they compute
+_VARIED = [OP_NAMES.index(name) for name in ("UNARY", "GLU")]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWork:
+    """What one layer takes for one micro-batch.
+
+    Attributes:
+        multiply_adds: two operations of arithmetic each.
+        weights: bytes of its weights.
+        moved: bytes of memory read and written, weights included.
+    """
+
+    multiply_adds: float
+    weights: int
+    moved: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """One micro-batch, as a single device would compute it.
+
+    Attributes:
+        n_tokens: of all sequences together.
+        n_kv: entries of the KV cache that attention looks at, of each sequence.
+        layers: (n_nodes,) the layer of every node, ascending; n_layer is the output layer.
+    """
+
+    n_tokens: int
+    n_kv: int
+    graph: RecordedGraph
+    layers: NDArray[np.int32]
+
+    @cached_property
+    def costs(self) -> tuple[F64, F64]:
+        """(n_nodes,) operations, and bytes read and written."""
+        return cost.work(Table(self.graph.rows, self.graph.n_nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """See the module.
+
+    Attributes:
+        n_layer: without the output layer.
+        classes: (n_layer + 1,) layers with equal graphs have equal numbers.
+        signatures: of each class, a digest of the ops, types and shapes at all points.
+        prompt: micro-batches of a prompt none of whose tokens has an output: each size with each
+            n_kv, ascending.
+        decode: steps of several sequences, each of whose tokens has an output; likewise.
+        weights: (n_layer + 1,) bytes of each layer's weights, the output layer last.
+        description: such as `llama 135M Q4_1`.
+    """
+
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    traffic: Traffic
+    head: HeadTimes
+    classes: tuple[int, ...]
+    signatures: tuple[str, ...]
+    prompt: tuple[Point, ...]
+    decode: tuple[Point, ...]
+    weights: tuple[int, ...] = ()
+    description: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        params: ModelParams,
+        context: ContextParams,
+        *,
+        sizes: Sequence[int] = (),
+        sequences: Sequence[int] = (1,),
+    ) -> ModelWork:
+        """Rehearse a model with one device and with two.
+
+        Args:
+            params: all layers are taken to be on devices, whatever it says of that.
+            context: what it is planned for.
+            sizes: micro-batches that are wanted exactly, beside a few others; those that are no
+                micro-batches of this context are left out.
+            sequences: how many decode together; 1 in any case.
+
+        Raises ModelError, ContextError, DecodeError and, after Ctrl-C, KeyboardInterrupt.
+        """
+        params = replace(params, n_gpu_layers=-1, split_mode="layer", overrides=())
+        with Rehearsal(path, params) as rehearsal:
+            frame = _Frame.of(rehearsal, context, sizes)
+            script = _Script(rehearsal, frame, sequences)
+            prompt, decode, single = script.prompt, script.decode, script.timed
+            n_layer, n_vocab = rehearsal.n_layer, rehearsal.n_vocab
+            n_embd, description = rehearsal.n_embd, rehearsal.description
+        with Rehearsal(path, params, 2) as rehearsal:
+            double = rehearsal.run(frame.context, frame.timing())
+        classes, signatures = _classes([*prompt, *decode], n_layer)
+        return cls(
+            n_layer=n_layer,
+            n_embd=n_embd,
+            n_vocab=n_vocab,
+            traffic=_traffic(double, n_vocab),
+            head=_head_times(single, double, n_vocab),
+            classes=classes,
+            signatures=signatures,
+            prompt=tuple(prompt),
+            decode=tuple(decode),
+            weights=_weights(path, decode[0], n_layer),
+            description=description,
+        )
+
+    def __repr__(self) -> str:
+        points = len(self.prompt) + len(self.decode)
+        return f"<ModelWork of {self.description}: {self.n_layer} layers at {points} points>"
+
+    def layer_work(self, n_tokens: int, n_kv: int, kind: str = "prompt") -> list[LayerWork]:
+        """Of every layer, the output layer last, at the nearest point of `prompt` or `decode`."""
+        points = self.prompt if kind == "prompt" else self.decode
+
+        def distance(point: Point) -> tuple[float, int]:
+            return abs(np.log(point.n_tokens / n_tokens)), abs(point.n_kv - n_kv)
+
+        point = min(points, key=distance)
+        flops, moved = (self._by_layer(point, what) for what in point.costs)
+        weights = self.weights or (0,) * (self.n_layer + 1)
+        return [
+            LayerWork(float(f) / 2, w, float(m))
+            for f, w, m in zip(flops, weights, moved, strict=True)
+        ]
+
+    def times(self, device: DeviceProfile) -> DeviceTimes:
+        """By GFLOPS and GB/s alone, node after node, whichever takes longer; what a graph takes on
+        top is not in it."""
+        return DeviceTimes(self._grid(self.prompt, device), self._grid(self.decode, device))
+
+    def _grid(self, points: Sequence[Point], device: DeviceProfile) -> Grid:
+        """Also between the points, where a node turns from waiting for memory to computing."""
+        known = sorted({point.n_tokens for point in points})
+        kv = sorted({point.n_kv for point in points})
+        table = {(point.n_tokens, point.n_kv): point for point in points}
+        tokens = sorted({*known, *_powers(known[0], known[-1])})
+        seconds = np.zeros((len(tokens), len(kv), self.n_layer + 1))
+        for i, n_tokens in enumerate(tokens):
+            for j, n_kv in enumerate(kv):
+                low = table[max(n for n in known if n <= n_tokens), n_kv]
+                high = table[min(n for n in known if n >= n_tokens), n_kv]
+                flops, moved = _between(low, high, n_tokens)
+                node = np.maximum(flops / device.gflops, moved / device.gbps) * 1e-9
+                seconds[i, j] = self._by_layer(low, node)
+        return Grid(tuple(tokens), tuple(kv), seconds)
+
+    def _by_layer(self, point: Point, values: F64) -> F64:
+        return np.asarray(np.bincount(point.layers, values, self.n_layer + 1), np.float64)
+
+
+def _powers(first: int, last: int) -> Iterable[int]:
+    number = 1
+    while number < last:
+        if number > first:
+            yield number
+        number *= 2
+
+
+def _between(low: Point, high: Point, n_tokens: int) -> tuple[F64, F64]:
+    """Operations and bytes of each node of `low` for another number of tokens: straight lines, as
+    nearly all ops go by the tokens."""
+    flops, moved = low.costs
+    if low is high or low.graph.n_nodes != high.graph.n_nodes:
+        return flops, moved
+    part = (n_tokens - low.n_tokens) / (high.n_tokens - low.n_tokens)
+    more_flops, more_moved = high.costs
+    return flops + (more_flops - flops) * part, moved + (more_moved - moved) * part
+
+
+def layers_of(graph: RecordedGraph, n_layer: int) -> NDArray[np.int32]:
+    """(n_nodes,) the layer of every node: weights and names tell it.
+
+    What tells nothing belongs to the layer that follows; behind the last one it is the engine's
+    device of that, up to the first weight of the output layer, which is number n_layer.
+    """
+    rows, n_nodes = graph.rows, graph.n_nodes
+    names = _words(rows["name"])
+    sources = rows["src"][:n_nodes]
+    weights = np.array([*(_number(_BLOCK.match(name)) for name in names), -1])
+    own = [_number(_OF_LAYER.search(name)) for name in names[:n_nodes]]
+    told = np.maximum(weights[sources].max(axis=1, initial=-1), np.array(own, np.int64))
+    told[told >= n_layer] = -1
+    at = np.flatnonzero(told >= 0)
+    layers = np.full(n_nodes, n_layer, np.int32)
+    if len(at):
+        # the next one that tells it
+        following = np.searchsorted(at, np.arange(at[-1] + 1))
+        layers[: at[-1] + 1] = np.maximum.accumulate(told[at])[following]
+        weighty = np.array([*map(_is_weight, names), False])[sources].any(axis=1)
+        behind = np.flatnonzero(weighty[at[-1] + 1 :])
+        layers[at[-1] + 1 :][: behind[0] if len(behind) else 0] = n_layer - 1
+    return layers
+
+
+def _is_weight(name: bytes) -> bool:
+    return name.endswith((b".weight", b".bias"))
+
+
+def _words(names: NDArray[Any]) -> list[bytes]:
+    return [name.partition(b"\0")[0] for name in names.tolist()]
+
+
+def _number(match: re.Match[bytes] | None) -> int:
+    return -1 if match is None else int(match[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Which micro-batches there are.
+
+    Attributes:
+        context: one for a single sequence.
+        tokens: of micro-batches, ascending; the last is a full one.
+        prompt_kv, decode_kv: of the points, ascending.
+        room: tokens that the context can hold.
+    """
+
+    context: ContextParams
+    tokens: tuple[int, ...]
+    prompt_kv: tuple[int, ...]
+    decode_kv: tuple[int, ...]
+    room: int
+
+    @classmethod
+    def of(cls, rehearsal: Rehearsal, context: ContextParams, sizes: Sequence[int]) -> _Frame:
+        room = _rounded(context.n_ctx or rehearsal.n_ctx_train)
+        full = min(context.n_ubatch, context.n_batch, room)
+        tokens = {max(1, full // part) for part in _PARTS}
+        tokens |= {size for size in sizes if 0 < size <= full}
+        low, high = _rounded(full), min(room, _MOST_KV)
+        several = high > low and not rehearsal.recurrent
+        prompt_kv = (low, high) if several else (low,)
+        decode_kv = (KV_STEP, prompt_kv[-1]) if several and high > KV_STEP else (prompt_kv[-1],)
+        wanted = replace(context, n_ctx=room, n_seq_max=1)
+        return cls(wanted, tuple(sorted(tokens)), prompt_kv, decode_kv, room)
+
+    def timing(self) -> list[Step]:
+        """Micro-batches of two sizes, of which the first does not count, then decode steps with
+        one graph."""
+        small, full = self.tokens[0], self.tokens[-1]
+        steps = [Step(full, at=0)]
+        at = full
+        for _ in range(_REPEATS):
+            at = at if at + full <= self.room else 0
+            steps.append(Step(full, at=at))
+            at += full
+        # two like each other would have one graph
+        other = small + 1 if small < full else max(1, small - 1)
+        steps += [Step((small, other)[i % 2], at=0) for i in range(_REPEATS)]
+        # in the middle of a stretch of equal graphs, where the context has room for several
+        middle = min(self.room, 4 * KV_STEP) - KV_STEP // 2
+        return steps + [Step(1, "all", at=middle + i) for i in range(_DECODES)]
+
+    def points(self) -> list[tuple[str, int, int]]:
+        """(prompt or decode, tokens, entries) of each point, so that little has to be read for
+        them: what is held shrinks by a few tokens, or grows."""
+        low, high = self.prompt_kv[0], self.prompt_kv[-1]
+        found = [("decode", 1, self.decode_kv[0])]
+        for kv in sorted({low, high}):
+            found += [("prompt", tokens, kv) for tokens in reversed(self.tokens)]
+        if self.decode_kv[-1] != self.decode_kv[0]:
+            found.append(("decode", 1, self.decode_kv[-1]))
+        return found
+
+
+class _Script:
+    """The rehearsal with one device.
+
+    Attributes:
+        prompt, decode: see ModelWork.
+        timed: micro-batches of one sequence; the first one does not count.
+    """
+
+    def __init__(self, rehearsal: Rehearsal, frame: _Frame, sequences: Sequence[int]) -> None:
+        n_layer, points = rehearsal.n_layer, frame.points()
+        timing = frame.timing()
+        steps = [_step(kind, tokens, kv) for kind, tokens, kv in points]
+        found = rehearsal.run(frame.context, [*timing, *steps])
+        self.timed = found[: len(timing)]
+        made: dict[str, dict[tuple[int, int], Point]] = {"prompt": {}, "decode": {}}
+        for (kind, tokens, kv), step in zip(points, found[len(timing) :], strict=True):
+            made[kind][tokens, kv] = _point(tokens, kv, step, n_layer)
+        for n_seqs in sorted({*sequences} - {1}):
+            batch = max(frame.context.n_batch, n_seqs)
+            room = n_seqs * frame.decode_kv[-1]
+            context = replace(frame.context, n_ctx=room, n_batch=batch)
+            context = replace(context, n_ubatch=max(context.n_ubatch, n_seqs))
+            steps = [_step("decode", 1, kv) for kv in frame.decode_kv]
+            for kv, step in zip(
+                frame.decode_kv, rehearsal.run(context, steps, n_seqs), strict=True
+            ):
+                made["decode"][n_seqs, kv] = _point(n_seqs, kv, step, n_layer)
+        self.prompt, self.decode = (
+            [made[kind][key] for key in sorted(made[kind])] for kind in ("prompt", "decode")
+        )
+
+
+def _point(n_tokens: int, n_kv: int, step: Rehearsed, n_layer: int) -> Point:
+    (graph,) = step.graphs
+    return Point(n_tokens, n_kv, graph, layers_of(graph, n_layer))
+
+
+def _step(kind: str, tokens: int, kv: int) -> Step:
+    return Step(tokens, "all" if kind == "decode" else "none", at=kv - tokens)
+
+
+def _rounded(count: int) -> int:
+    return -(-count // KV_STEP) * KV_STEP
+
+
+def _classes(points: Sequence[Point], n_layer: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Number of the class of each layer, and a digest of each class."""
+    digests = [hashlib.blake2b(digest_size=8) for _ in range(n_layer + 1)]
+    for point in points:
+        features = _features(point.graph)
+        ends = np.searchsorted(point.layers, np.arange(n_layer + 1), side="right")
+        start = 0
+        for digest, end in zip(digests, ends.tolist(), strict=True):
+            digest.update(b"%d,%d:" % (point.n_tokens, point.n_kv) + features[start:end].tobytes())
+            start = end
+    # it stands alone, and is computed at other times
+    digests[-1].update(b"output")
+    texts = [digest.hexdigest() for digest in digests]
+    known = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    return tuple(known[text] for text in texts), tuple(known)
+
+
+def _features(graph: RecordedGraph) -> NDArray[np.int64]:
+    """A line for each node: what tells how long it takes. Neither names nor addresses."""
+    rows, n = graph.rows, graph.n_nodes
+    shapes = np.zeros((len(rows) + 1, 5), np.int64)
+    shapes[:-1, :4] = rows["ne"]
+    shapes[:-1, 4] = rows["type"]
+    shapes[-1] = -1
+    sources = shapes[rows["src"][:n]].reshape(n, -1)
+    ops = rows["op"][:n].astype(np.int64)
+    variant = np.where(np.isin(ops, _VARIED), rows["op_params"][:n, 0], 0)
+    return np.column_stack((ops, variant, shapes[:n], sources)).astype(np.int64)
+
+
+def _weights(path: Path, point: Point, n_layer: int) -> tuple[int, ...]:
+    """Bytes of the weights that each layer's nodes read."""
+    sizes = {
+        name.encode(): span.size
+        for part in read_parts(path)
+        for name, span in part.header.tensors.items()
+    }
+    rows, n_nodes = point.graph.rows, point.graph.n_nodes
+    of_row = np.array([*(sizes.get(name, 0) for name in _words(rows["name"])), 0], np.int64)
+    of_row[:n_nodes] = 0
+    sources = rows["src"][:n_nodes]
+    totals = []
+    for layer in range(n_layer + 1):
+        used = np.unique(sources[point.layers == layer])
+        totals.append(int(of_row[used].sum()))
+    return tuple(totals)
+
+
+def _traffic(steps: Sequence[Rehearsed], n_vocab: int) -> Traffic:
+    """From a rehearsal with two devices."""
+    prompts, decodes = steps[:-_DECODES], steps[-_DECODES:]
+    # the second device gets small inputs only: fixed + tokens (position + entries mask)
+    terms = np.array([(1.0, step.n_tokens, step.n_tokens * step.n_kv) for step in prompts])
+    small = np.array([step.written[1] for step in prompts], np.float64)
+    scale = np.maximum(terms.max(axis=0), 1.0)
+    fixed, position, mask = np.linalg.lstsq(terms / scale, small)[0] / scale
+    embedding = statistics.median(
+        (step.written[0] - step.written[1]) / step.n_tokens for step in prompts
+    )
+    last = decodes[-1]
+    activation = last.crossed[1] / last.n_tokens
+    # a description has no embeddings: all are alike, and would not travel twice
+    travels = activation + last.sent[1]
+    return Traffic(
+        activation=activation,
+        embedding=max(0.0, embedding),
+        fixed=max(0.0, round(float(fixed), 3)),
+        position=max(0.0, round(float(position), 3)),
+        mask=max(0.0, round(float(mask), 6)),
+        again=min(1.0, travels / max(1, last.written[0])),
+        logits=float(_F32 * n_vocab),
+    )
+
+
+def _head_times(
+    single: Sequence[Rehearsed], double: Sequence[Rehearsed], n_vocab: int
+) -> HeadTimes:
+    """From the same steps with one device and with two."""
+
+    def median(steps: Sequence[Rehearsed]) -> float:
+        return statistics.median(step.seconds for step in steps)
+
+    def parts(steps: Sequence[Rehearsed]) -> tuple[float, float, float]:
+        full, small = steps[1 : 1 + _REPEATS], steps[1 + _REPEATS : 1 + 2 * _REPEATS]
+        again = [step for step in steps[-_DECODES:] if step.reused]
+        return median(full), median(small), median(again or steps[-1:])
+
+    n_full, n_small = single[1].n_tokens, single[1 + _REPEATS].n_tokens
+    one, two = parts(single), parts(double)
+    token = 0.0
+    if n_full > n_small:
+        token = max(0.0, (one[0] - one[1] + two[0] - two[1]) / 2 / (n_full - n_small))
+    first = max(0.0, one[1] - n_small * token)
+    build_stage = min(first, max(0.0, two[1] - one[1]))
+    reuse_stage = min(one[2], max(0.0, two[2] - one[2]))
+    return HeadTimes(
+        build=first - build_stage,
+        build_stage=build_stage,
+        token=token,
+        reuse=one[2] - reuse_stage,
+        reuse_stage=reuse_stage,
+        sample=_sampling_seconds(n_vocab),
+    )
+
+
+def _sampling_seconds(n_vocab: int) -> float:
+    """How long the usual chain takes for one token."""
+    llama = engine.load().llama
+    chain = llama.sampler_chain_init(llama.sampler_chain_default_params())
+    llama.sampler_chain_add(chain, llama.sampler_init_top_k(40))
+    llama.sampler_chain_add(chain, llama.sampler_init_dist(1))
+    logits = np.random.default_rng(1).standard_normal(max(1, n_vocab)).astype(np.float32)
+    seconds = []
+    try:
+        for _ in range(_REPEATS):
+            began = time.perf_counter()
+            data = np.zeros(len(logits), TOKEN_DATA)
+            data["id"] = np.arange(len(logits))
+            data["logit"] = logits
+            array = TokenDataArray(data.ctypes.data, len(data), -1, False)
+            llama.sampler_apply(chain, ctypes.addressof(array))
+            seconds.append(time.perf_counter() - began)
+    finally:
+        llama.sampler_free(chain)
+    return statistics.median(seconds)
