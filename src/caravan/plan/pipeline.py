@@ -24,6 +24,8 @@ class Traffic:
         mask: of a token and an entry of the KV cache, to each stage.
         again: the share of all of them that travels when a decode step follows another.
         logits: of an output, to the head.
+        graph: of a layer's part of a new graph, to its stage.
+        nodes: no bytes: operations of a layer, which a stage checks in a new graph.
     """
 
     activation: float
@@ -33,6 +35,8 @@ class Traffic:
     mask: float
     again: float
     logits: float
+    graph: float = 0.0
+    nodes: float = 0.0
 
     def inputs(self, n_tokens: int, n_kv: int, *, first: bool) -> float:
         """Of one micro-batch, from the head to a stage."""
