@@ -12,6 +12,7 @@ from caravan.models.fake import FakeModel
 from caravan.models.ledger import known_header
 from caravan.plan.profile import DeviceProfile
 from caravan.plan.work import ModelWork, layers_of
+from caravan.wire.records import EXT_TENSOR
 from e2e import shapes
 
 EMBD, FF, VOCAB, KV_EMBD, LAYERS = 256, 512, 640, 128, 5
@@ -102,6 +103,10 @@ def test_traffic_is_that_of_a_real_step(work, files):
     assert 0 < traffic.again < 1
     with Rehearsal(files["llama"], ModelParams(), 2) as rehearsal:
         (step,) = rehearsal.run(CONTEXT, [Step(100)])
+    rows = sum(len(graph.rows) for graph in step.graphs)
+    nodes = sum(graph.n_nodes for graph in step.graphs)
+    assert traffic.graph * (LAYERS + 1) == pytest.approx(rows * EXT_TENSOR.itemsize, rel=0.1)
+    assert traffic.nodes * (LAYERS + 1) == pytest.approx(nodes, rel=0.05)
     for number, first in enumerate((True, False)):
         predicted = traffic.inputs(100, step.n_kv, first=first)
         assert predicted == pytest.approx(step.written[number], rel=0.01)
