@@ -9,6 +9,7 @@ from caravan.backend import callbacks
 from caravan.backend import plugin as plugins
 from caravan.backend.buffer import buffers
 from caravan.backend.recording import RecordedGraph, joined, recording_devices
+from caravan.engine import skeleton
 from caravan.engine.layouts import OP_NAMES
 from caravan.errors import ModelError, UsageError
 from caravan.llm import ContextParams, ModelParams
@@ -17,6 +18,7 @@ from caravan.models.fake import FakeModel
 from caravan.wire.records import EXT_TENSOR
 from caravan.worker.cost import work
 from caravan.worker.table import Table
+from splitting import split_model
 
 SHAPE = FakeModel(layers=6, embd=128, heads=4, kv_heads=2, ff=256, vocab=512, ctx=2048, type="F16")
 CONTEXT = ContextParams(n_ctx=2048, n_ubatch=256)
@@ -111,6 +113,21 @@ def test_the_weights_of_a_real_file_are_not_read(smollm2):
     assert again.reused
     # the embedding travels each time, and hardly anything else
     assert 576 * 4 <= again.sent[0] < first.sent[0]
+
+
+def test_a_model_in_several_files_is_rehearsed(smollm2, tmp_path):
+    paths = split_model(smollm2, tmp_path / "cut", 3)
+    with Rehearsal(paths[0], ModelParams(), 2) as rehearsal:
+        (step,) = rehearsal.run(ContextParams(n_ctx=512), [Step(1, "all")])
+    assert sum(map(products, step.graphs)) == 30 * 7 + 1
+    assert rehearsal.size > sum(path.stat().st_size for path in paths) * 0.9
+
+
+def test_where_there_are_no_stand_ins_the_files_are_mapped(smollm2, monkeypatch):
+    monkeypatch.setattr(skeleton, "available", lambda: False)
+    with Rehearsal(smollm2, ModelParams()) as rehearsal:
+        (step,) = rehearsal.run(ContextParams(n_ctx=512), [Step(1, "all")])
+    assert products(step.graphs[0]) == 30 * 7 + 1
 
 
 @pytest.mark.parametrize("step", [Step(257), Step(0), Step(1, "some")])

@@ -13,6 +13,9 @@ from caravan.models.ledger import known_header
 from caravan.plan.profile import DeviceProfile
 from caravan.plan.work import ModelWork, layers_of
 from caravan.wire.records import EXT_TENSOR
+from caravan.worker.cost import nanoseconds
+from caravan.worker.speed import Speed
+from caravan.worker.table import Table
 from e2e import shapes
 
 EMBD, FF, VOCAB, KV_EMBD, LAYERS = 256, 512, 640, 128, 5
@@ -164,3 +167,36 @@ def test_a_small_context_has_points_too(files):
         (16, 256), (64, 256), (256, 256)
     }  # fmt: skip
     assert {(point.n_tokens, point.n_kv) for point in work.decode} == {(1, 256)}
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        ContextParams(n_ctx=1024, n_ubatch=64, swa_full=False),
+        ContextParams(n_ctx=1024, n_batch=32, type_k="q8_0", type_v="q8_0"),
+        ContextParams(n_ctx=1024, n_ubatch=128, flash_attn="off"),
+        ContextParams(n_ctx=512, n_ubatch=1),
+        ContextParams(n_ctx=2048, n_ubatch=128, n_seq_max=4, kv_unified=True),
+    ],
+)
+def test_contexts_of_all_kinds_can_be_rehearsed(files, context):
+    work = ModelWork.of(files["windows"], ModelParams(), context, sequences=(1, 4))
+    full = min(context.n_ubatch, context.n_batch)
+    assert max(point.n_tokens for point in work.prompt) == full
+    assert {point.n_tokens for point in work.decode} == {1, 4}
+    assert all(one.multiply_adds > 0 for one in work.layer_work(1, 256, "decode"))
+    with Rehearsal(files["windows"], ModelParams(), 3) as rehearsal:
+        (step,) = rehearsal.run(context, [Step(full, at=0)])
+    told = work.traffic.inputs(full, step.n_kv, first=False)
+    assert told == pytest.approx(step.written[1], rel=0.1)
+
+
+def test_between_the_points_times_are_those_of_the_graph_itself(work, files):
+    speed = Speed(gflops=40, gbps=4)
+    times = work.times(DeviceProfile("some", gflops=speed.gflops, gbps=speed.gbps))
+    with Rehearsal(files["llama"], ModelParams()) as rehearsal:
+        found = rehearsal.run(CONTEXT, [Step(20, at=492), Step(90, at=678), Step(1, "all", at=700)])
+    for step, grid in zip(found, (times.prompt, times.prompt, times.decode), strict=True):
+        (graph,) = step.graphs
+        real = nanoseconds(Table(graph.rows, graph.n_nodes), speed) / 1e9
+        assert grid.at(step.n_tokens, step.n_kv).sum() == pytest.approx(real, rel=0.03)

@@ -413,8 +413,9 @@ def _traffic(steps: Sequence[Rehearsed], n_layer: int, n_vocab: int) -> Traffic:
     """From a rehearsal with several devices."""
     prompts, decodes = steps[:-_DECODES], steps[-_DECODES:]
     # the second device gets small inputs only: fixed + tokens (position + entries mask)
-    terms = np.array([(1.0, step.n_tokens, step.n_tokens * step.n_kv) for step in prompts])
-    small = np.array([step.written[1] for step in prompts], np.float64)
+    known = steps[: 1 - _DECODES]
+    terms = np.array([(1.0, step.n_tokens, step.n_tokens * step.n_kv) for step in known])
+    small = np.array([step.written[1] for step in known], np.float64)
     scale = np.maximum(terms.max(axis=0), 1.0)
     fixed, position, mask = np.linalg.lstsq(terms / scale, small)[0] / scale
     embedding = statistics.median(
