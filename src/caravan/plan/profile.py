@@ -45,6 +45,11 @@ class DeviceProfile:
             without what is computed.
         memory_free, memory_total: bytes.
         host: those of one host share its processors; empty: nobody knows.
+        check: seconds for each node of a new graph until it can be computed; the device itself
+            goes on with what it has meanwhile.
+        copy: bytes a second that it takes from another device, or gives to one, during which it
+            computes nothing.
+        threads: processors of its host that it takes while it computes; 0: none.
     """
 
     name: str
@@ -55,6 +60,9 @@ class DeviceProfile:
     memory_free: int = 0
     memory_total: int = 0
     host: str = ""
+    check: float = 0.0
+    copy: float = math.inf
+    threads: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +72,13 @@ class ClusterProfile:
     Attributes:
         to_head: a link for each device.
         between: by (source, target), numbers of devices; what is not there is a relay.
+        processors: of each host by name; one that is not there has enough of them.
     """
 
     devices: tuple[DeviceProfile, ...]
     to_head: tuple[LinkProfile, ...]
     between: Mapping[tuple[int, int], LinkProfile] = field(default_factory=dict)
+    processors: Mapping[str, float] = field(default_factory=dict)
 
     def link(self, source: int, target: int) -> LinkProfile:
         """From one device to another, or to or from HEAD."""
