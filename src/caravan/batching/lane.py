@@ -18,7 +18,7 @@ from caravan.errors import CaravanError, DecodeError
 from caravan.llm.shared import TILE, Part, SharedContext
 
 # How long a step may be made by prompts while others generate.
-_STEP_SECONDS = 0.2
+STEP_SECONDS = 0.2
 # Fewer tokens at the beginning that a slot holds already are read again: it costs nothing, and what
 # is read in one part has the same numbers as alone.
 WORTH = 16
@@ -81,7 +81,7 @@ class Lane:
         self.n_steps = self.n_prompt = self.n_gen = 0
         self.busy_seconds = 0.0
         self._on_free = on_free
-        self._pace = Pace(_STEP_SECONDS, TILE, context.n_ubatch)
+        self._pace = Pace(STEP_SECONDS, TILE, context.n_ubatch)
         self._news = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"caravan-lane-{number}")
