@@ -7,6 +7,7 @@ asks it for all that it thinks of, and the simulator for the few that are left.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -72,19 +73,33 @@ class Links:
     Attributes:
         seconds: (n + 1, n + 1) of a short message.
         per_byte: (n + 1, n + 1) more for each byte.
+        send, receive: (n + 1, n + 1) what each byte takes of the devices at both ends.
     """
 
     def __init__(self, setting: Setting) -> None:
         cluster = setting.cluster
         n = len(cluster.devices)
-        self.seconds: F64 = np.zeros((n + 1, n + 1))
-        self.per_byte: F64 = np.zeros((n + 1, n + 1))
-        for one in range(HEAD, n):
-            for other in range(HEAD, n):
-                if one != other:
-                    link = cluster.link(one, other)
-                    self.seconds[one, other] = link.seconds
-                    self.per_byte[one, other] = 1 / link.rate
+        shape = (n + 1, n + 1)
+        self.seconds: F64 = np.zeros(shape)
+        self.per_byte: F64 = np.zeros(shape)
+        self.send: F64 = np.zeros(shape)
+        self.receive: F64 = np.zeros(shape)
+        for one, other in itertools.permutations(range(HEAD, n), 2):
+            link = cluster.link(one, other)
+            self.seconds[one, other], self.per_byte[one, other] = link.seconds, 1 / link.rate
+            if HEAD not in (one, other):
+                self.send[one, other] = 1 / cluster.devices[one].copy
+                if link.way != "relay":
+                    self.receive[one, other] = 1 / cluster.devices[other].copy
+
+
+def _hosts(setting: Setting) -> list[F64]:
+    parts = []
+    for host, processors in setting.cluster.processors.items():
+        on = [d.threads * (d.host == host) / processors for d in setting.cluster.devices]
+        if sum(on) > 1:
+            parts.append(np.array(on))
+    return parts
 
 
 class Estimator:
@@ -94,6 +109,8 @@ class Estimator:
         setting, jobs: what it is for.
         links: see `Links`.
         graph, turn: of each device of the cluster, see `DeviceProfile`.
+        check: of each device, seconds for each layer of a new graph.
+        hosts: for each whose processors may be too few, what part of them each device takes.
         loads: of each job.
     """
 
@@ -101,8 +118,11 @@ class Estimator:
         self.setting = setting
         self.jobs = tuple(jobs)
         self.links = Links(setting)
-        self.graph: F64 = np.array([device.graph for device in setting.cluster.devices])
-        self.turn: F64 = np.array([device.turn for device in setting.cluster.devices])
+        devices = setting.cluster.devices
+        self.graph: F64 = np.array([device.graph for device in devices])
+        self.turn: F64 = np.maximum(self.graph, [device.turn for device in devices])
+        self.check: F64 = np.array([device.check * setting.traffic.nodes for device in devices])
+        self.hosts = _hosts(setting)
         self.loads = [self._loads(job) for job in self.jobs]
 
     def score(self, devices: Sequence[int], counts: I64) -> F64:
@@ -175,50 +195,72 @@ class _Way:
     def __init__(self, estimator: Estimator, devices: I64, counts: I64) -> None:
         self._estimator = estimator
         self._devices = devices
+        self._counts = counts
         self._ends = np.cumsum(counts, axis=1)
         self._starts = self._ends - counts
         self._used = counts > 0
         self._stages = self._used.sum(axis=1)
         places = np.where(self._used, np.arange(len(devices)), HEAD)
         latest = np.maximum.accumulate(places, axis=1)
-        before = np.concatenate((np.full((len(counts), 1), HEAD), latest[:, :-1]), axis=1)
+        edge = np.full((len(counts), 1), HEAD)
+        before = np.concatenate((edge, latest[:, :-1]), axis=1)
         self._first = self._used & (before == HEAD)
         numbers = np.append(devices, HEAD)
+        self._between = numbers[before], np.broadcast_to(devices, counts.shape)
         links = estimator.links
-        self._hop = np.where(self._used, links.seconds[numbers[before], devices], 0.0)
-        self._per_byte = links.per_byte[numbers[before], devices]
+        self._hop = np.where(self._used, links.seconds[self._between], 0.0)
         self._end = devices[latest[:, -1]]
-        self._graph = np.where(self._used, estimator.graph[devices], 0.0)
-        self._turn = np.where(self._used, estimator.turn[devices], 0.0)
+        self._back = links.seconds[self._end, HEAD]
+        self._back_per_byte = links.per_byte[self._end, HEAD]
+        self._copied = self._copies(latest)
+
+    def _copies(self, latest: I64) -> F64:
+        """Seconds of each device for each byte of activations that come and go."""
+        links = self._estimator.links
+        come = np.where(self._used, links.receive[self._between], 0.0)
+        go = np.where(self._used, links.send[self._between], 0.0)
+        if not go.any():
+            return come
+        # what one is sent costs the one before it
+        rows, columns = np.nonzero(self._used & ~self._first)
+        np.add.at(come, (rows, latest[rows, columns - 1]), go[rows, columns])
+        return come
 
     def prompt(self, loads: JobLoads) -> F64:
         """(splits,) seconds until all prompts have been read."""
-        traffic, head, links = (
-            self._estimator.setting.traffic,
-            self._estimator.setting.head,
-            self._estimator.links,
-        )
+        head, stages = self._estimator.setting.head, self._stages
+        logits = self._estimator.setting.traffic.logits
         fill, drain, work = (self._compute(x) for x in (loads.first, loads.last, loads.all))
+        fill = fill + self._used * (self._estimator.turn - self._estimator.graph)[self._devices]
         come, go, travel = (self._travel(x) for x in (loads.first, loads.last, loads.all))
-        stages = self._stages
-        thread = (head.build + head.build_stage * stages) * loads.all.count
-        thread += head.token * loads.all.tokens
-        begin = head.build + head.build_stage * stages + head.token * loads.first.tokens
-        back = links.seconds[self._end, HEAD] + traffic.logits * links.per_byte[self._end, HEAD]
-        come, go = come + self._hop, go + self._hop
-        reach = begin[:, None] + np.cumsum(come + fill, axis=1) - fill - come
-        whole = drain + go
-        after = whole.sum(axis=1, keepdims=True) - np.cumsum(whole, axis=1)
-        inputs = loads.all.inputs[1] * links.per_byte[HEAD, self._devices]
-        most = np.maximum.reduce(
-            (
-                reach + come + work,
-                reach + self._hop + travel + drain,
-                begin[:, None] + inputs + drain,
-            )
-        )
-        longest = np.where(self._used, most + after, 0.0).max(axis=1)
-        return np.asarray(np.maximum(longest, thread + whole.sum(axis=1)) + back)
+        checks = self._counts * self._estimator.check[self._devices]
+        come, go = come + self._hop + self._first * checks, go + self._hop
+        each = head.build + head.build_stage * stages
+        begin = (each + head.token * loads.first.tokens)[:, None]
+        reach = begin + np.cumsum(come + fill, axis=1) - fill - come
+        rest = drain + go
+        after = rest.sum(axis=1, keepdims=True) - np.cumsum(rest, axis=1)
+        inputs = loads.all.inputs[1] * self._estimator.links.per_byte[HEAD, self._devices]
+        inputs = np.maximum(inputs, loads.all.count * checks)
+        most = np.maximum(reach + come + work, reach + self._hop + travel + drain)
+        most = np.maximum(most, begin + self._hop + inputs + drain) + after
+        longest = np.where(self._used, most, 0.0).max(axis=1)
+        thread = each * loads.all.count + head.token * loads.all.tokens
+        longest = np.maximum(longest, thread + rest.sum(axis=1))
+        for part in self._estimator.hosts:
+            shared = begin[:, 0] + self._shared(part[self._devices], fill, drain, work)
+            longest = np.maximum(longest, shared)
+        return np.asarray(longest + self._back + logits * self._back_per_byte)
+
+    def _shared(self, part: F64, fill: F64, drain: F64, work: F64) -> F64:
+        """(splits,) seconds of a host's processors, some idle until all its devices have work."""
+        parts = np.where(self._used, part, 0.0)
+        on = parts > 0
+        filling = np.maximum(0.0, 1 - np.cumsum(parts, axis=1)) * on * fill
+        left = parts.sum(axis=1, keepdims=True) - np.cumsum(parts, axis=1)
+        draining = np.maximum(0.0, 1 - left) * on * drain
+        draining[left <= 0] = 0.0
+        return np.asarray((work * parts + filling + draining).sum(axis=1))
 
     def step(self, number: int) -> F64:
         """(splits,) seconds of a decode step of job `number`."""
@@ -229,29 +271,34 @@ class _Way:
         return result
 
     def _step(self, number: int, lanes: int) -> F64:
-        setting, links = self._estimator.setting, self._estimator.links
+        setting, estimator = self._estimator.setting, self._estimator
         traffic, head = setting.traffic, setting.head
-        job = self._estimator.jobs[number]
+        job = estimator.jobs[number]
+        # of the lane with the most
         n_seqs = -(-job.concurrency // lanes)
-        inputs = [
-            traffic.again * traffic.inputs(n_seqs, n_kv(depth(job)), first=first)
-            for first in (True, False)
-        ]
-        compute = self._of(self._estimator.step(number, n_seqs)) + self._turn
-        moved = np.where(self._first, inputs[0], n_seqs * traffic.activation)
-        travel = np.where(self._used, moved * self._per_byte, 0.0)
-        own = head.reuse + head.reuse_stage * self._stages + head.sample
-        size = n_seqs * traffic.logits * links.per_byte[self._end, HEAD]
-        back = links.seconds[self._end, HEAD] + size
-        alone = own + (compute + travel + self._hop).sum(axis=1) + back
+        inputs = traffic.again * traffic.inputs(n_seqs, n_kv(depth(job)), first=True)
+        activation = n_seqs * traffic.activation
+        moved = np.where(self._first, inputs, activation)
+        travel = np.where(self._used, moved * estimator.links.per_byte[self._between], 0.0)
+        layers = self._of(estimator.step(number, n_seqs)) + activation * self._copied
+        logits = n_seqs * traffic.logits * self._back_per_byte
+        stage = head.reuse_stage * self._stages + n_seqs * head.sample
+        turns = (self._used * estimator.turn[self._devices]).sum(axis=1)
+        alone = head.reuse + stage + (layers + travel + self._hop).sum(axis=1)
+        alone = alone + turns + self._back + logits
         if lanes == 1:
             return np.asarray(alone)
-        busiest = np.maximum(compute, travel).max(axis=1)
-        busiest = np.maximum(np.maximum(busiest, own), size)
-        return np.asarray(np.maximum(alone, lanes * busiest))
+        busy = layers + self._used * estimator.graph[self._devices]
+        # of what one lane after the other goes through
+        most = np.maximum(np.maximum(busy, travel).max(axis=1), np.maximum(stage, logits))
+        for part in estimator.hosts:
+            most = np.maximum(most, (busy * part[self._devices]).sum(axis=1))
+        return np.asarray(np.maximum(alone, lanes * most))
 
     def _compute(self, load: Load) -> F64:
-        return np.asarray(self._of(load.compute) + load.count * self._graph)
+        activation = load.tokens * self._estimator.setting.traffic.activation
+        graph = load.count * self._used * self._estimator.graph[self._devices]
+        return np.asarray(self._of(load.compute) + graph + activation * self._copied)
 
     def _of(self, sums: F64) -> F64:
         return np.asarray(sums[self._devices, self._ends] - sums[self._devices, self._starts])
@@ -260,4 +307,4 @@ class _Way:
         """Seconds that the link to each stage is taken."""
         activation = load.tokens * self._estimator.setting.traffic.activation
         moved = np.where(self._first, load.inputs[0], activation)
-        return np.where(self._used, moved * self._per_byte, 0.0)
+        return np.where(self._used, moved * self._estimator.links.per_byte[self._between], 0.0)

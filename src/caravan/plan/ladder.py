@@ -9,6 +9,7 @@ least that is possible upwards, and under each bound the split with the least su
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,9 +75,9 @@ def ladder(problem: Problem) -> I64:
     least = [_least(problem, kind) for kind in problem.bounded]
     if not np.isfinite(least).all():
         return np.zeros((0, len(problem.room)), np.int64)
-    rungs = _ALONE if len(least) == 1 else _TOGETHER
-    bounds = np.array([*itertools.product(*([x * r for r in rungs] for x in least))])
-    return np.unique(np.array(_Programme(problem, bounds).splits(), np.int64), axis=0)
+    rungs = np.array(_ALONE if len(least) == 1 else _TOGETHER)
+    programme = _Programme(problem, [bound * rungs for bound in least])
+    return np.unique(np.array(programme.splits(), np.int64), axis=0)
 
 
 def _least(problem: Problem, kind: Kind) -> float:
@@ -104,14 +105,17 @@ class _Programme:
     """The least cost of all layers before each border, the last of them on each device.
 
     Args:
-        bounds: (bounds, kinds)
+        bounds: of each kind; every one goes with every other.
     """
 
-    def __init__(self, problem: Problem, bounds: F64) -> None:
+    def __init__(self, problem: Problem, bounds: Sequence[F64]) -> None:
         self._problem = problem
         self._bounds = bounds
         n_devices, n_borders = problem.cost.sums.shape
-        shape = (n_devices, len(bounds), n_borders)
+        n_bounds = math.prod(len(some) for some in bounds)
+        # of the first kind, for all combinations
+        self._first = np.repeat(bounds[0], n_bounds // len(bounds[0]))
+        shape = (n_devices, n_bounds, n_borders)
         self._best: F64 = np.full(shape, np.inf)
         self._start: F64 = np.full(shape, np.inf)
         self._lowest: I64 = np.zeros(shape, np.int64)
@@ -134,8 +138,9 @@ class _Programme:
         enter[:, 0] = problem.hop[-1, device]
         start = enter - problem.cost.sums[device]
         lowest = problem.memory.first(device, np.array([problem.room[device]]))
-        for kind, bounds in zip(problem.bounded, self._bounds.T, strict=True):
-            lowest = np.maximum(lowest, kind.first(device, bounds))
+        for kind, bounds in zip(problem.bounded, self._bounds, strict=True):
+            lowest = np.maximum(lowest[:, None, :], kind.first(device, bounds)[None, :, :])
+            lowest = lowest.reshape(-1, lowest.shape[-1])
         own = problem.cost.sums[device] + problem.cost.stage[device]
         self._best[device] = _window_minima(start, lowest) + own
         self._start[device], self._lowest[device] = start, lowest
@@ -144,7 +149,7 @@ class _Programme:
         """What is paid until `device` starts at each border, by the device before."""
         problem = self._problem
         hop = np.where(
-            problem.travel[:device, device, None] <= self._bounds[:, 0],
+            problem.travel[:device, device, None] <= self._first,
             problem.hop[:device, device, None],
             np.inf,
         )
