@@ -90,7 +90,7 @@ def test_all_splits_are_there_once():
 def test_what_was_played_is_not_played_again(monkeypatch):
     search = Search(setting([1.0, 1.0]), PROMPTS, [1] * 31)
     first = search.best((0, 1), [31, 31])
-    monkeypatch.setattr(split, "job_seconds", None)
+    monkeypatch.setattr(split, "prompt_seconds", None)
     assert search.best((0, 1), [31, 31]) == first
 
 

@@ -139,8 +139,9 @@ class Estimator:
         way = _Way(self, np.asarray(devices), counts)
         return np.array(
             [
-                way.prompt(loads) + (job.generate * way.step(number) if job.generate else 0.0)
-                for number, (job, loads) in enumerate(zip(self.jobs, self.loads, strict=True))
+                way.prompt(number)
+                + ((job.generate - 1) * way.step(number) if job.generate > 1 else 0.0)
+                for number, job in enumerate(self.jobs)
             ]
         )
 
@@ -226,8 +227,9 @@ class _Way:
         np.add.at(come, (rows, latest[rows, columns - 1]), go[rows, columns])
         return come
 
-    def prompt(self, loads: JobLoads) -> F64:
-        """(splits,) seconds until all prompts have been read."""
+    def prompt(self, number: int) -> F64:
+        """(splits,) seconds until all prompts of job `number` have been read."""
+        loads = self._estimator.loads[number]
         head, stages = self._estimator.setting.head, self._stages
         logits = self._estimator.setting.traffic.logits
         fill, drain, work = (self._compute(x) for x in (loads.first, loads.last, loads.all))
@@ -250,7 +252,32 @@ class _Way:
         for part in self._estimator.hosts:
             shared = begin[:, 0] + self._shared(part[self._devices], fill, drain, work)
             longest = np.maximum(longest, shared)
-        return np.asarray(longest + self._back + logits * self._back_per_byte)
+        back = self._back + logits * self._back_per_byte
+        if self._estimator.jobs[number].concurrency > 1:
+            return self._in_lanes(number, longest + back, rest.sum(axis=1) + back)
+        return np.asarray(longest + back)
+
+    def _in_lanes(self, number: int, longest: F64, alone: F64) -> F64:
+        """The same where a lane has several prompts: it waits at the end of each, and generates
+        with those that have been read.
+
+        Args:
+            longest: seconds without that.
+            alone: of the last micro-batch.
+        """
+        concurrency = self._estimator.jobs[number].concurrency
+        lanes = np.minimum(self._stages, concurrency)
+        # what is read before anybody waits
+        count = self._estimator.loads[number].all.count
+        before = (longest - alone) * (count - concurrency) / (count - 1)
+        result = longest
+        for n_lanes in np.unique(lanes):
+            prompts = -(-concurrency // int(n_lanes))
+            if prompts > 1:
+                step, _ = self._round(number, prompts // 2)
+                waits = before + prompts * alone + (prompts - 1) * step
+                result = np.where(lanes == n_lanes, np.maximum(longest, waits), result)
+        return result
 
     def _shared(self, part: F64, fill: F64, drain: F64, work: F64) -> F64:
         """(splits,) seconds of a host's processors, some idle until all its devices have work."""
@@ -271,12 +298,18 @@ class _Way:
         return result
 
     def _step(self, number: int, lanes: int) -> F64:
+        # of the lane with the most
+        alone, most = self._round(number, -(-self._estimator.jobs[number].concurrency // lanes))
+        return np.maximum(alone, lanes * most) if lanes > 1 else alone
+
+    def _round(self, number: int, n_seqs: int) -> tuple[F64, F64]:
+        """(splits,) seconds of a decode step of so many sequences: alone, and in the part of it
+        that takes longest, through which one lane after the other goes.
+        """
         setting, estimator = self._estimator.setting, self._estimator
         traffic, head = setting.traffic, setting.head
-        job = estimator.jobs[number]
-        # of the lane with the most
-        n_seqs = -(-job.concurrency // lanes)
-        inputs = traffic.again * traffic.inputs(n_seqs, n_kv(depth(job)), first=True)
+        at = n_kv(depth(estimator.jobs[number]))
+        inputs = traffic.again * traffic.inputs(n_seqs, at, first=True)
         activation = n_seqs * traffic.activation
         moved = np.where(self._first, inputs, activation)
         travel = np.where(self._used, moved * estimator.links.per_byte[self._between], 0.0)
@@ -285,15 +318,11 @@ class _Way:
         stage = head.reuse_stage * self._stages + n_seqs * head.sample
         turns = (self._used * estimator.turn[self._devices]).sum(axis=1)
         alone = head.reuse + stage + (layers + travel + self._hop).sum(axis=1)
-        alone = alone + turns + self._back + logits
-        if lanes == 1:
-            return np.asarray(alone)
         busy = layers + self._used * estimator.graph[self._devices]
-        # of what one lane after the other goes through
         most = np.maximum(np.maximum(busy, travel).max(axis=1), np.maximum(stage, logits))
         for part in estimator.hosts:
             most = np.maximum(most, (busy * part[self._devices]).sum(axis=1))
-        return np.asarray(np.maximum(alone, lanes * most))
+        return np.asarray(alone + turns + self._back + logits), np.asarray(most)
 
     def _compute(self, load: Load) -> F64:
         activation = load.tokens * self._estimator.setting.traffic.activation

@@ -7,22 +7,23 @@ played by the simulator, and so are those next to the best of them. Called by `p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from caravan.plan.estimate import F64, I64, Estimator
+from caravan.plan.estimate import F64, I64, Estimator, depth
 from caravan.plan.job import Job
 from caravan.plan.ladder import Kind, Problem, all_splits, ladder
 from caravan.plan.pipeline import Pipeline, Setting
-from caravan.plan.predict import job_seconds
+from caravan.plan.predict import prompt_seconds, step_seconds
 
 _FEW = 2000  # splits that are looked at one by one
 _ROUNDS = 20
-_JUDGED = 4
-_MOVES = 16
-_NEAR = 0.03  # of a job's time; a move that looks worse by more than this is not played
+_GUESSES = 8
+_PLAYED = 16  # of the splits next to the best of them
+# Of a job's time, of one request and of several; what looks worse by more than this is not played.
+_MARGIN, _CROWD = 0.03, 0.15
 
 
 def best_counts(
@@ -56,93 +57,118 @@ class Search:
             raise ValueError(f"{len(layers)} sizes for {setting.n_layer + 1} layers")
         self.estimator = Estimator(setting, jobs)
         self._borders: I64 = np.concatenate(([0], np.cumsum(np.asarray(layers, np.int64))))
-        self._played: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
+        self._played: dict[object, tuple[tuple[float, float], ...]] = {}
 
     def best(
-        self, devices: Sequence[int], room: Sequence[int], moves: int = _MOVES
+        self, devices: Sequence[int], room: Sequence[int], least: int = 1
     ) -> tuple[int, ...] | None:
         """As `best_counts`.
 
         Args:
-            moves: most splits that are played to better the best.
+            least: how many devices get layers at least.
         """
-        splits = self.guesses(devices, room)
+        splits = self.guesses(devices, room, least)
         if not len(splits):
             return None
-        judged = [(self.play(devices, split), split) for split in _tuples(splits[:_JUDGED])]
-        score, best = min(judged)
-        return self._bettered(devices, room, best, score, moves)
+        best = min(_tuples(splits), key=lambda split: self.score(devices, split))
+        return self.bettered(devices, room, best, least)
 
-    def guesses(self, devices: Sequence[int], room: Sequence[int]) -> I64:
-        """(splits, devices) the best by estimate, best first; none where nothing fits."""
+    def guesses(self, devices: Sequence[int], room: Sequence[int], least: int = 1) -> I64:
+        """(splits, devices) by estimate the best of each set of devices, the best of them first;
+        none where nothing fits.
+        """
         n_layers = len(self._borders) - 1
         if math.comb(n_layers + len(devices) - 1, len(devices) - 1) <= _FEW:
-            splits = self._sorted(devices, room, _every(n_layers, len(devices)))
-            return splits[: 2 * _JUDGED]
-        splits = self._sorted(devices, room, ladder(self._problem(devices, room)))
+            splits = self._sorted(devices, room, _every(n_layers, len(devices)), least)
+            return _of_each_set(splits)
+        splits = self._sorted(devices, room, ladder(self._problem(devices, room)), least)
         for _ in range(_ROUNDS if len(splits) else 0):
-            best = splits[0]
-            near = np.concatenate((splits[: 2 * _JUDGED], _moves(best)))
-            splits = self._sorted(devices, room, near)[: 2 * _JUDGED]
+            best, known = splits[0], _of_each_set(splits)
+            splits = self._sorted(devices, room, np.concatenate((known, _moves(best))), least)
             if (splits[0] == best).all():
                 break
-        return splits
+        return _of_each_set(splits)
 
-    def play(self, devices: Sequence[int], counts: Sequence[int]) -> float:
-        """The sum of the logarithms of all jobs' seconds, by the simulator."""
-        used = [(d, n) for d, n in zip(devices, counts, strict=True) if n]
-        key = (tuple(d for d, _ in used), tuple(n for _, n in used))
-        if key not in self._played:
-            pipeline = Pipeline(self.estimator.setting, *key)
-            self._played[key] = sum(
-                math.log(job_seconds(pipeline, job)) for job in self.estimator.jobs
-            )
-        return self._played[key]
+    def _sorted(self, devices: Sequence[int], room: Sequence[int], splits: I64, least: int) -> I64:
+        held = self._held(splits, room, least)
+        order = np.argsort(self.estimator.score(devices, held), kind="stable")
+        return np.asarray(held[order])
 
-    def _bettered(
+    def bettered(
         self,
         devices: Sequence[int],
         room: Sequence[int],
-        best: tuple[int, ...],
-        score: float,
-        moves: int,
+        counts: tuple[int, ...],
+        least: int = 1,
+        most: int = _PLAYED,
     ) -> tuple[int, ...]:
-        seen = {best}
-        margin = _NEAR * len(self.estimator.jobs)
-        while moves > 0:
-            near = self._held(_moves(np.array(best)), room)
-            looks = self.estimator.score(devices, np.concatenate((near, [best])))
-            order = np.argsort(looks[:-1], kind="stable")
-            wanted = [
-                split
-                for split in _tuples(near[order[looks[order] < looks[-1] + margin]])
-                if split not in seen
-            ]
+        """A split next to one, and next to that, as long as the simulator finds it better.
+
+        Args:
+            most: how many are played.
+        """
+        best, seen = counts, {counts}
+        while most > 0:
             before = best
-            for split in wanted[:moves]:
-                moves -= 1
+            for split in self._near(devices, room, best, least):
+                if split in seen or not most:
+                    continue
+                most -= 1
                 seen.add(split)
-                found = self.play(devices, split)
-                if found < score:
-                    score, best = found, split
+                if self.score(devices, split) < self.score(devices, best):
+                    best = split
                     break
             if best == before:
                 break
         return best
 
-    def _sorted(self, devices: Sequence[int], room: Sequence[int], splits: I64) -> I64:
-        splits = self._held(np.unique(splits, axis=0), room)
-        if not len(splits):
-            return splits
-        order = np.argsort(self.estimator.score(devices, splits), kind="stable")
-        return np.asarray(splits[order])
+    def score(self, devices: Sequence[int], counts: Sequence[int]) -> float:
+        """The sum of the logarithms of all jobs' seconds, by the simulator."""
+        times = self.played(devices, counts)
+        jobs = self.estimator.jobs
+        return sum(
+            math.log(prompt + max(0, job.generate - 1) * step)
+            for job, (prompt, step) in zip(jobs, times, strict=True)
+        )
 
-    def _held(self, splits: I64, room: Sequence[int]) -> I64:
+    def played(
+        self, devices: Sequence[int], counts: Sequence[int]
+    ) -> tuple[tuple[float, float], ...]:
+        """Seconds for the prompts, and for a decode step, of each job, by the simulator."""
+        pipeline = self.pipeline(devices, counts)
+        key = pipeline.devices, pipeline.counts
+        if key not in self._played:
+            self._played[key] = tuple(
+                (
+                    prompt_seconds(pipeline, job.prompt, job.concurrency),
+                    step_seconds(pipeline, depth(job), job.concurrency),
+                )
+                for job in self.estimator.jobs
+            )
+        return self._played[key]
+
+    def pipeline(self, devices: Sequence[int], counts: Sequence[int]) -> Pipeline:
+        """Of those that have layers."""
+        used = [(device, count) for device, count in zip(devices, counts, strict=True) if count]
+        numbers, layers = zip(*used, strict=True)
+        return Pipeline(self.estimator.setting, numbers, layers)
+
+    def _near(
+        self, devices: Sequence[int], room: Sequence[int], best: tuple[int, ...], least: int
+    ) -> list[tuple[int, ...]]:
+        """What is next to a split and looks hardly worse, the best first."""
+        near = self._held(_moves(np.array(best)), room, least)
+        looks = self.estimator.score(devices, np.concatenate((near, [best])))
+        order = np.argsort(looks[:-1], kind="stable")
+        margin = sum(_MARGIN if j.concurrency == 1 else _CROWD for j in self.estimator.jobs)
+        return _tuples(near[order[looks[order] < looks[-1] + margin]])
+
+    def _held(self, splits: I64, room: Sequence[int], least: int) -> I64:
         """Those that the devices have room for."""
         ends = np.cumsum(splits, axis=1)
         taken = self._borders[ends] - self._borders[ends - splits]
         fits = ((taken <= np.asarray(room)) | (splits == 0)).all(axis=1)
-        return np.asarray(splits[fits])
+        return np.asarray(splits[fits & ((splits > 0).sum(axis=1) >= least)])
 
     def _problem(self, devices: Sequence[int], room: Sequence[int]) -> Problem:
         """What the ladder is for: all jobs in one, each as long as it takes with an even split."""
@@ -238,6 +264,13 @@ class _Mixture:
         return np.asarray(tokens * self._estimator.setting.traffic.activation * per_byte)
 
 
+def _of_each_set(splits: I64) -> I64:
+    """The first few of those that differ in which devices have layers."""
+    sets = (splits > 0) @ (1 << np.arange(splits.shape[1], dtype=np.int64) % 62)
+    _, first = np.unique(sets, return_index=True)
+    return np.asarray(splits[np.sort(first)[:_GUESSES]])
+
+
 def _moves(split: I64) -> I64:
     """(splits, devices) one layer or two from any device to any other, by the borders between."""
     n = len(split)
@@ -253,7 +286,7 @@ def _moves(split: I64) -> I64:
     return np.asarray(all_made[(all_made >= 0).all(axis=1)])
 
 
-def _tuples(splits: I64) -> Iterable[tuple[int, ...]]:
+def _tuples(splits: I64) -> list[tuple[int, ...]]:
     return [tuple(int(count) for count in split) for split in splits]
 
 
