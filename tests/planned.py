@@ -9,6 +9,7 @@ import numpy as np
 
 from caravan.plan.job import Job
 from caravan.plan.ladder import all_splits
+from caravan.plan.memory import MemoryModel
 from caravan.plan.pipeline import HeadTimes, Pipeline, Setting, Traffic
 from caravan.plan.predict import job_seconds
 from caravan.plan.profile import ClusterProfile, DeviceProfile, LinkProfile
@@ -82,3 +83,13 @@ def best_score(where: Setting, devices: Sequence[int], jobs: Sequence[Job], laye
     taken = borders[ends] - borders[ends - splits]
     fits = ((taken <= np.asarray(room)) | (splits == 0)).all(axis=1)
     return min((score(where, devices, split, jobs) for split in splits[fits]), default=None)
+
+
+def memory(n_layer: int = 30, layer: int = 100 << 20, output: int = 200 << 20) -> MemoryModel:
+    """A model of so many equal layers; 64 MiB to compute with on any device."""
+    compute = {
+        (role, blocks): 64 << 20
+        for role in ("only", "first", "middle", "last")
+        for blocks in range(4)
+    }
+    return MemoryModel((layer,) * n_layer + (output,), (layer // 10,) * n_layer + (0,), compute)

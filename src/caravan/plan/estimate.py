@@ -126,24 +126,26 @@ class Estimator:
         self.loads = [self._loads(job) for job in self.jobs]
 
     def score(self, devices: Sequence[int], counts: I64) -> F64:
-        """(splits,) sums of the logarithms of all jobs' seconds; arguments as for `seconds`."""
+        """(splits,) sums of the logarithms of all jobs' seconds; arguments as for `parts`."""
         return np.asarray(np.log(self.seconds(devices, counts)).sum(axis=0))
 
     def seconds(self, devices: Sequence[int], counts: I64) -> F64:
-        """(jobs, splits) seconds of each job.
+        """(jobs, splits) seconds of each job; arguments as for `parts`."""
+        prompts, steps = self.parts(devices, counts)
+        again = np.array([[max(0, job.generate - 1)] for job in self.jobs])
+        return np.asarray(prompts + again * steps)
+
+    def parts(self, devices: Sequence[int], counts: I64) -> tuple[F64, F64]:
+        """(jobs, splits) each: seconds for the prompts of each job, and for a decode step.
 
         Args:
             devices: in the order of the layers.
             counts: (splits, devices) layers of each.
         """
         way = _Way(self, np.asarray(devices), counts)
-        return np.array(
-            [
-                way.prompt(number)
-                + ((job.generate - 1) * way.step(number) if job.generate > 1 else 0.0)
-                for number, job in enumerate(self.jobs)
-            ]
-        )
+        numbers = range(len(self.jobs))
+        prompts = [way.prompt(number) for number in numbers]
+        return np.array(prompts), np.array([way.step(number) for number in numbers])
 
     def step(self, number: int, n_seqs: int) -> F64:
         """(devices, n_layer + 2) as in `Load`, of job `number`'s decode step of so many."""

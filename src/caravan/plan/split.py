@@ -147,6 +147,13 @@ class Search:
             )
         return self._played[key]
 
+    def guessed(
+        self, devices: Sequence[int], counts: Sequence[int]
+    ) -> tuple[tuple[float, float], ...]:
+        """As `played`, by the formula."""
+        prompts, steps = self.estimator.parts(devices, np.array([counts]))
+        return tuple((float(p), float(s)) for p, s in zip(prompts[:, 0], steps[:, 0], strict=True))
+
     def pipeline(self, devices: Sequence[int], counts: Sequence[int]) -> Pipeline:
         """Of those that have layers."""
         used = [(device, count) for device, count in zip(devices, counts, strict=True) if count]

@@ -1,0 +1,282 @@
+"""`make_plan`: every sensible way to run a model on a cluster, with what it would do, best first.
+
+Numbers in, numbers and a sentence out; nothing is loaded or asked. Called by `auto` and the CLI.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from caravan.errors import UsageError
+from caravan.llm.needs import DeviceNeeds
+from caravan.llm.placement import filled_layers
+from caravan.plan.advice import advise
+from caravan.plan.candidates import orders
+from caravan.plan.crossing import Race
+from caravan.plan.job import Job
+from caravan.plan.memory import MemoryModel
+from caravan.plan.options import Option, Plan, Speed
+from caravan.plan.pipeline import Pipeline, Setting
+from caravan.plan.split import Search
+
+__all__ = ["Option", "Plan", "Speed", "make_plan"]
+
+# As many devices are tried in every way: there one that gets no layers is another candidate.
+_FEW = 4
+_FITTINGS = 3
+# Micro-batches in stages that are played, which takes about half a second.
+_BUDGET = 50_000
+# How many of the best are bettered by moving layers, and how often that is tried.
+_BETTERED, _PLAYED = 3, 16
+# More devices have to be worth it, on the average of the jobs.
+_WORTH = 0.02
+# Tokens of the longest prompt that is played for the break-even of what was only estimated.
+_SHORT = 4096
+# Single devices that do not fit.
+_LISTED = 16
+
+
+def make_plan(
+    setting: Setting,
+    memory: MemoryModel,
+    *,
+    prompts: Sequence[int],
+    concurrency: Sequence[int],
+    generate: int = 128,
+) -> Plan:
+    """What to do for requests of each of some lengths, so many at a time, that each write as much.
+
+    Options are compared by the geometric mean of the seconds for each of these.
+
+    Args:
+        memory: of the model with the context that it is to have.
+        prompts: tokens of a request's prompt.
+        concurrency: requests at a time.
+        generate: tokens that each of them writes.
+
+    Raises UsageError for numbers that are none, or requests that the context has no room for.
+    """
+    jobs = _jobs(setting, prompts, concurrency, generate)
+    return _Planner(setting, memory, jobs).plan()
+
+
+def _jobs(
+    setting: Setting, prompts: Sequence[int], concurrency: Sequence[int], generate: int
+) -> list[Job]:
+    if not prompts or min(prompts) < 1:
+        raise UsageError("a plan is for prompts of one token at least")
+    if not concurrency or min(concurrency) < 1 or generate < 0:
+        raise UsageError("a plan is for one request at a time at least, and for what it writes")
+    if max(prompts) + generate > setting.n_ctx:
+        raise UsageError(
+            f"a prompt of {max(prompts):,} tokens and {generate:,} more that are written need a "
+            f"context of {max(prompts) + generate:,}; it has {setting.n_ctx:,}"
+        )
+    each = dict.fromkeys((n, many) for n in prompts for many in concurrency)
+    return [Job(n, generate, many) for n, many in each]
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An option without its speeds.
+
+    Attributes:
+        score: the sum of the logarithms of the jobs' seconds, by the formula or the simulator.
+        room: bytes for layers on each device.
+    """
+
+    devices: tuple[int, ...]
+    counts: tuple[int, ...]
+    needs: tuple[DeviceNeeds, ...]
+    room: tuple[int, ...]
+    score: float
+    played: bool = False
+
+
+class _Planner:
+    """One plan."""
+
+    def __init__(self, setting: Setting, memory: MemoryModel, jobs: Sequence[Job]) -> None:
+        self._setting = setting
+        self._memory = memory
+        self._jobs = jobs
+        self._search = Search(setting, jobs, memory.layers)
+        devices = setting.cluster.devices
+        self._sizes = [(device.memory_free, device.memory_total) for device in devices]
+
+    def plan(self) -> Plan:
+        drafts, unfit = self._drafts()
+        drafts = self._ranked(self._judged(drafts))
+        singles = [draft for draft in drafts if len(draft.devices) == 1]
+        single = min(singles, key=lambda draft: draft.score, default=None)
+        options = self._options(drafts, single)
+        if not options:
+            unfit = [*self._filled(), *unfit]
+        several = next((draft for draft in drafts if len(draft.devices) > 1), None)
+        plan = Plan(
+            setting=self._setting,
+            names=tuple(device.name for device in self._setting.cluster.devices),
+            single=None if single is None else options[drafts.index(single)],
+            options=(*options, *unfit),
+            best=options[0] if options else None,
+            curve=() if several is None else self._race(single).curve(self._pipeline(several)),
+            advice="",
+        )
+        return replace(plan, advice=advise(plan, self._jobs))
+
+    def _drafts(self) -> tuple[list[_Draft], list[Option]]:
+        """What fits, with splits by estimate; and the single devices that do not."""
+        rooms = self._memory.room(self._sizes)
+        found: dict[tuple[tuple[int, ...], tuple[int, ...]], _Draft] = {}
+        small = [number for number, room in enumerate(rooms) if room <= 0]
+        for devices in orders(self._setting, rooms):
+            draft = self._fitted(devices)
+            if draft is not None:
+                found.setdefault((draft.devices, draft.counts), draft)
+            elif len(devices) == 1:
+                small += devices
+        whole = self._setting.n_layer + 1
+        unfit = [self._unfit((number,), (whole,)) for number in sorted(small)[:_LISTED]]
+        return list(found.values()), unfit
+
+    def _fitted(self, devices: tuple[int, ...]) -> _Draft | None:
+        """With the split that looks best; None if there is none that fits."""
+        least = len(devices) if len(devices) <= _FEW else 2
+        sizes = [self._sizes[number] for number in devices]
+        room = self._memory.room(sizes, ordered=least == len(devices))
+        for _ in range(_FITTINGS):
+            splits = self._search.guesses(devices, room, least)
+            if not len(splits):
+                return None
+            used = np.flatnonzero(splits[0])
+            pipeline = self._search.pipeline(devices, splits[0].tolist())
+            needs = self._needs(pipeline.devices, pipeline.counts)
+            if not any(need.lacks for need in needs):
+                left = tuple(room[place] for place in used)
+                score = self._search.estimator.score(devices, splits[:1])
+                return _Draft(pipeline.devices, pipeline.counts, needs, left, float(score[0]))
+            for place, need in zip(used, needs, strict=True):
+                room[place] -= need.lacks
+        return None
+
+    def _judged(self, drafts: list[_Draft]) -> list[_Draft]:
+        """As the simulator has them, as many of the best as there is time for."""
+        budget = _BUDGET
+        played: list[_Draft] = []
+        drafts = sorted(drafts, key=lambda draft: (len(draft.devices) > 1, draft.score))
+        for draft in drafts:
+            budget -= self._cost(draft)
+            if budget < 0:
+                break
+            score = self._search.score(draft.devices, draft.counts)
+            played.append(replace(draft, score=score, played=True))
+        played.sort(key=lambda draft: draft.score)
+        several = [draft for draft in played if len(draft.devices) > 1][:_BETTERED]
+        for draft in several:
+            most = min(_PLAYED, (_BUDGET // 4 // len(several)) // self._cost(draft))
+            played[played.index(draft)] = self._bettered(draft, most)
+        return [*sorted(played, key=lambda d: d.score), *drafts[len(played) :]]
+
+    def _bettered(self, draft: _Draft, most: int) -> _Draft:
+        devices = draft.devices
+        counts = self._search.bettered(devices, draft.room, draft.counts, len(devices), most)
+        needs = self._needs(devices, counts)
+        if any(need.lacks for need in needs):
+            return draft
+        score = self._search.score(devices, counts)
+        return replace(draft, counts=counts, needs=needs, score=score)
+
+    def _cost(self, draft: _Draft) -> int:
+        """Micro-batches in stages that playing it takes, about."""
+        stages = len(draft.devices)
+        size = self._setting.n_ubatch
+        return sum(
+            stages * (job.concurrency * -(-job.prompt // size) + 9 * min(stages, job.concurrency))
+            for job in self._jobs
+        )
+
+    def _ranked(self, drafts: list[_Draft]) -> list[_Draft]:
+        """First the one with the fewest devices of those that are about as good as the best."""
+        if not drafts:
+            return []
+        limit = drafts[0].score + _WORTH * len(self._jobs)
+        good = [draft for draft in drafts if draft.played and draft.score <= limit]
+        first = min(good or drafts[:1], key=lambda draft: len(draft.devices))
+        return [first, *(draft for draft in drafts if draft is not first)]
+
+    def _options(self, drafts: Sequence[_Draft], single: _Draft | None) -> list[Option]:
+        alone = None if single is None else self._seconds(single)
+        race = self._race(single)
+        return [
+            Option(
+                draft.devices,
+                draft.counts,
+                draft.needs,
+                True,
+                tuple(self._speeds(self._seconds(draft), alone)),
+                race.break_even(self._pipeline(draft), None if draft.played else _SHORT),
+            )
+            for draft in drafts
+        ]
+
+    def _race(self, single: _Draft | None) -> Race:
+        return Race(None if single is None else self._pipeline(single), self._setting.n_ctx)
+
+    def _seconds(self, draft: _Draft) -> Sequence[tuple[float, float]]:
+        """For the prompts, and for a decode step, of each job."""
+        if draft.played:
+            return self._search.played(draft.devices, draft.counts)
+        return self._search.guessed(draft.devices, draft.counts)
+
+    def _speeds(
+        self,
+        seconds: Sequence[tuple[float, float]],
+        alone: Sequence[tuple[float, float]] | None,
+    ) -> Iterator[Speed]:
+        nothing = [(math.nan, math.nan)] * len(seconds)
+        for job, (prompt, step), (prompt_alone, step_alone) in zip(
+            self._jobs, seconds, alone or nothing, strict=True
+        ):
+            yield Speed(
+                job.prompt,
+                job.concurrency,
+                pp=job.prompt * job.concurrency / prompt,
+                tg=job.concurrency / step,
+                ttft=prompt + (self._setting.head.sample if job.concurrency == 1 else 0.0),
+                speedup_pp=prompt_alone / prompt,
+                speedup_tg=step_alone / step,
+            )
+
+    def _pipeline(self, draft: _Draft) -> Pipeline:
+        return Pipeline(self._setting, draft.devices, draft.counts)
+
+    def _needs(self, devices: Sequence[int], counts: Sequence[int]) -> tuple[DeviceNeeds, ...]:
+        endpoints = dict(self._memory.names)
+        names = [self._setting.cluster.devices[number].name for number in devices]
+        needs = self._memory.needs(counts, [self._sizes[number] for number in devices])
+        return tuple(
+            replace(need, name=name, endpoint=endpoints.get(name, ""))
+            for need, name in zip(needs, names, strict=True)
+        )
+
+    def _unfit(self, devices: tuple[int, ...], counts: tuple[int, ...]) -> Option:
+        return Option(devices, counts, self._needs(devices, counts), False, (), None)
+
+    def _filled(self) -> list[Option]:
+        """All devices together, each as full as the others."""
+        if len(self._sizes) < 2:
+            return []
+        devices = range(len(self._sizes))
+        room = self._memory.room(self._sizes)
+        filled = filled_layers(self._memory.layers, room)
+        if filled is None:
+            return []
+        used = [
+            (number, int(count)) for number, count in zip(devices, filled, strict=True) if count
+        ]
+        numbers, counts = zip(*used, strict=True)
+        return [self._unfit(numbers, counts)]
