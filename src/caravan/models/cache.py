@@ -38,6 +38,11 @@ def weights_dir() -> Path:
     return cache_dir() / "weights"
 
 
+def profiles_dir() -> Path:
+    """The directory of what was measured of devices: see `plan.store`."""
+    return cache_dir() / "profiles"
+
+
 def _platform_cache() -> Path:
     xdg = os.environ.get("XDG_CACHE_HOME")
     # The XDG rules say that a relative path is to be ignored.
