@@ -227,11 +227,7 @@ def test_lengths_end_with_the_context():
 
 
 def test_labels_are_moved_apart_and_stay_inside():
-    assert _apart([1, 50, 80], 10, 100) == [5, 50, 80] or _apart([1, 50, 80], 10, 100) == [
-        1,
-        50,
-        80,
-    ]
+    assert _apart([1, 50, 80], 10, 100) == [1, 50, 80]
     assert _apart([50, 50, 52], 10, 100) == pytest.approx([50.67 - 10, 50.67, 50.67 + 10], abs=0.1)
     assert _apart([98, 99], 10, 100)[1] <= 100
     places = _apart([0, 0, 0, 30, 31, 60], 12, 100)

@@ -73,12 +73,13 @@ def draw_timeline(
     chart.draw_bars()
     chart.draw_transfers()
     chart.draw_busy(labels)
-    title = f"A prompt of {n_prompt:,} tokens: first token after {duration(timeline.seconds)}"
+    seconds = first_token_seconds(pipeline(plan, found.shown), n_prompt)
+    title = f"A prompt of {n_prompt:,} tokens: first token after {duration(seconds)}"
     if found.speedup and plan.single is not None:
         alone = first_token_seconds(pipeline(plan, plan.single), n_prompt)
         title += f", against {duration(alone)} on the best single device"
-        if timeline.seconds:
-            title += f" ({alone / timeline.seconds:.2f}x)"
+        if seconds:
+            title += f" ({alone / seconds:.2f}x)"
     count = 1 + max((span.ubatch for span in timeline.spans), default=0)
     parts = "one micro-batch"
     if count > 1:
