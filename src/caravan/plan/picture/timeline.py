@@ -127,7 +127,7 @@ class _Chart:
         size = min(_LARGEST_NUMBER, self._panel.high / len(self._rows) * _BAR * 0.72)
         boxes, colours = [], []
         for span in self._spans:
-            if span.kind == "transfer":
+            if span.kind == "transfer" or span.end == span.start:
                 continue
             row, colour = self._rows[span.source], COLOURS[span.ubatch % len(COLOURS)]
             width = max(span.end - span.start, _THINNEST / self._points)
