@@ -18,7 +18,7 @@ import pytest
 from caravan.errors import CaravanError, UsageError
 from caravan.plan.picture import canvas, compose, draw
 from caravan.plan.picture.curves import MOST, curves, n_devices
-from caravan.plan.picture.speedups import _apart
+from caravan.plan.picture.speedups import _apart, _dots
 from caravan.plan.pipeline import HeadTimes, Setting, Traffic
 from caravan.plan.planner import Option, Plan
 from caravan.plan.profile import ClusterProfile, DeviceProfile, LinkProfile
@@ -128,6 +128,23 @@ def test_no_text_hides_another_or_leaves_the_picture(name, monkeypatch):
         # tight lines of tall letters touch
         shared = boxes[one].intersection(boxes[one], boxes[other])
         assert shared is None or shared.width <= 2 or shared.height <= 3, (one, other)
+
+
+@pytest.mark.parametrize("name", ["two", "four, unequal", "sixteen", "far", "late", "one token"])
+def test_the_break_even_is_written_where_it_hides_no_line(name):
+    given, n_prompt = CASES[name]
+    found = curves(given, n_prompt)
+    assert found is not None
+    with canvas.defaults():
+        from matplotlib.text import Text
+
+        axes = compose(given, found, n_prompt).axes[0]
+        (label,) = (
+            t for t in axes.texts if "break-even" in t.get_text() or "never" in t.get_text()
+        )
+        label.get_window_extent()
+        box, dots = Text.get_window_extent(label), _dots(axes)
+    assert not np.any(np.all((dots > box.min) & (dots < box.max), axis=1))
 
 
 def test_a_picture_tells_the_break_even_the_devices_and_their_layers(tmp_path):

@@ -203,6 +203,7 @@ def _hidden(axes: Axes, label: Annotation, dots: F64) -> float:
     """How much a text hides; it is infinite where it does not fit into the panel."""
     from matplotlib.text import Text
 
+    label.get_window_extent()  # puts it in its place
     # without the line that leads to it
     box, panel = Text.get_window_extent(label), axes.get_window_extent()
     if box.x0 < panel.x0 or box.x1 > panel.x1 or box.y0 < panel.y0 or box.y1 > panel.y1:
