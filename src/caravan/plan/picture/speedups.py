@@ -7,7 +7,7 @@ What is drawn comes from `curves`. Called by `draw` (the package).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from caravan.plan.times import F64
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
     from matplotlib.text import Annotation
 
 _DASHES: tuple[Any, ...] = ((0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.5, 1.5)), "-")
@@ -174,7 +175,7 @@ def _mark_break_even(axes: Axes, plan: Plan, found: Curves) -> None:
 
 def _place_text(axes: Axes, place: tuple[float, float], text: str) -> None:
     """Beside a point, or above or below it, where least of the lines is hidden."""
-    dots = _dots(axes)
+    dots = _dots(axes.lines)
     labels = [
         axes.annotate(
             text,
@@ -212,10 +213,10 @@ def _hidden(axes: Axes, label: Annotation, dots: F64) -> float:
     return float(np.count_nonzero(np.all((dots > low) & (dots < high), axis=1)))
 
 
-def _dots(axes: Axes) -> F64:
-    """(n, 2) places on all lines of a panel, a pixel or so apart, in pixels."""
+def _dots(lines: Iterable[Line2D]) -> F64:
+    """(n, 2) places on them, a pixel or so apart, in pixels."""
     found = []
-    for line in axes.lines:
+    for line in lines:
         corners = line.get_transform().transform(line.get_xydata())
         for one, other in itertools.pairwise(corners):
             steps = np.linspace(0, 1, 2 + int(np.abs(other - one).max()))[:, None]
