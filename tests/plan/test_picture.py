@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from caravan.errors import CaravanError, UsageError
-from caravan.plan.picture import canvas, compose, draw
+from caravan.plan.picture import canvas, check_path, compose, draw
 from caravan.plan.picture.curves import MOST, curves, n_devices
 from caravan.plan.picture.speedups import _apart, _dots
 from caravan.plan.pipeline import HeadTimes, Setting, Traffic
@@ -84,6 +84,7 @@ def told(path: Path) -> set[str]:
     return set(re.findall(r"<!-- (.*?) -->", path.read_text(encoding="utf-8")))
 
 
+WIDE = "W" * 60
 LONG = "a-very-long-host-name.cluster.example.org:50052/RPC7"
 CASES = {
     "one device": (plan([1]), 512),
@@ -97,6 +98,7 @@ CASES = {
     "no single device": (replace(plan([1, 1, 1]), single=None), 1000),
     "the best is one device": (replace(plan([1, 1]), best=plan([1, 1]).single), 100),
     "long names": (replace(plan([1, 2]), names=(LONG, LONG[::-1])), 512),
+    "wide names": (replace(plan([1, 2]), names=(WIDE, WIDE)), 512),
     "one token": (plan([1, 1]), 1),
 }
 
@@ -116,7 +118,7 @@ def test_no_text_hides_another_or_leaves_the_picture(name, monkeypatch):
                 boxes[text] = Text.get_window_extent(text)
             draw_text(text, *args)
 
-        figure = compose(given, found, n_prompt)
+        figure = compose(given, found, n_prompt, WIDE)
         monkeypatch.setattr(Text, "draw", drawn)
         figure.draw_without_rendering()
         page = figure.bbox
@@ -150,9 +152,9 @@ def test_the_break_even_is_written_where_it_hides_no_line(name):
 
 
 def test_a_picture_tells_the_break_even_the_devices_and_their_layers(tmp_path):
-    draw(plan([1, 1]), tmp_path / "a.svg", 1024)
+    draw(plan([1, 1]), tmp_path / "a.svg", 1024, model="llama 7B Q4_0")
     words = told(tmp_path / "a.svg")
-    assert "The model on 2 devices" in words
+    assert "llama 7B Q4_0 on 2 devices" in words
     assert "Speed-up in time to first token against the best single device, RPC0" in words
     assert {"break-even: 300 tokens", "one device", "2 devices"} <= words
     assert {"64", "128", "256", "512", "1,024", "2,048", "4,096"} <= words
@@ -259,12 +261,21 @@ def test_labels_are_moved_apart_and_stay_inside():
 def test_another_suffix_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"a\.pdf: its name must end in \.png or \.svg"):
         draw(plan([1, 1]), tmp_path / "a.pdf", 512)
+    with pytest.raises(UsageError, match=r"must end in \.png or \.svg"):
+        check_path(tmp_path / "a")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_that_is_not_there_is_told(tmp_path):
     with pytest.raises(UsageError, match=r"cannot write .*No such file or directory"):
         draw(plan([1, 1]), tmp_path / "none" / "a.png", 512)
+    with pytest.raises(UsageError, match=r"cannot write .*No such file or directory"):
+        check_path(tmp_path / "none" / "a.png")
+
+
+def test_a_path_that_can_be_written_is_only_looked_at(tmp_path):
+    check_path(tmp_path / "a.svg")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_in_its_place_is_told(tmp_path):

@@ -33,27 +33,31 @@ _LEFT = 0.62  # at least
 _LOWEST, _HIGHEST, _ROW, _THIN_ROW = 1.1, 5.8, 0.36, 0.12
 
 
-def draw(plan: Plan, path: Path, n_prompt: int) -> None:
+def check_path(path: Path) -> None:
+    """Raises UsageError where `draw` would for that path, before there is anything to draw."""
+    _output(path).close()
+
+
+def draw(plan: Plan, path: Path, n_prompt: int, *, model: str = "") -> None:
     """Write a picture of a plan, PNG or SVG by the suffix of the path, whole or not at all.
 
     Args:
         n_prompt: tokens of the prompt whose pipeline is shown.
+        model: its name or description, for the title.
 
     Raises UsageError for another suffix, a place that cannot be written to, a prompt that the
     context has no room for, and a plan of which nothing fits; CaravanError when writing fails.
     """
-    if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"cannot draw {path}: its name must end in .png or .svg")
     if not 0 < n_prompt <= plan.setting.n_ctx:
         n_ctx = plan.setting.n_ctx
         raise UsageError(f"cannot draw a prompt of {n_prompt} tokens in a context of {n_ctx}")
-    output = OutputFile(path)
+    output = _output(path)
     try:
         found = curves(plan, n_prompt)
         if found is None:
             raise UsageError("nothing to draw: no split of the model fits into the devices' memory")
         with canvas.defaults():
-            picture = _rendered(compose(plan, found, n_prompt), path.suffix.lower()[1:])
+            picture = _rendered(compose(plan, found, n_prompt, model), path.suffix.lower()[1:])
 
         def put(out: TextIO) -> None:
             out.buffer.write(picture)
@@ -63,7 +67,13 @@ def draw(plan: Plan, path: Path, n_prompt: int) -> None:
         output.close()
 
 
-def compose(plan: Plan, found: Curves, n_prompt: int) -> Figure:
+def _output(path: Path) -> OutputFile:
+    if path.suffix.lower() not in _FORMATS:
+        raise UsageError(f"cannot draw {path}: its name must end in .png or .svg")
+    return OutputFile(path)
+
+
+def compose(plan: Plan, found: Curves, n_prompt: int, model: str = "") -> Figure:
     """Both panels and the title. To be called with `canvas.defaults`, and saved with them too."""
     from matplotlib.figure import Figure
 
@@ -77,7 +87,7 @@ def compose(plan: Plan, found: Curves, n_prompt: int) -> Figure:
     above = canvas.Panel(figure, left, _BOTTOM + lower + _BETWEEN, _BESIDE_UPPER, _UPPER)
     below = canvas.Panel(figure, left, _BOTTOM, _BESIDE_LOWER, lower)
     timeline = simulate_prompt(pipeline(plan, found.shown), n_prompt, record=True)
-    _title(figure, plan, found)
+    _title(figure, plan, found, model)
     draw_speedups(above, plan, found, n_prompt)
     draw_timeline(below, plan, found, n_prompt, timeline, labels)
     return figure
@@ -91,9 +101,9 @@ def _rendered(figure: Figure, kind: str) -> bytes:
     return out.getvalue()
 
 
-def _title(figure: Figure, plan: Plan, found: Curves) -> None:
-    model = canvas.short(str(getattr(plan, "description", "")), 60) or "The model"
+def _title(figure: Figure, plan: Plan, found: Curves, model: str) -> None:
     used, there = n_devices(found.shown), len(plan.names)
     devices = f"{used} of {there} devices" if used < there else canvas.devices(there)
-    x, y = canvas.MARGIN / canvas.WIDTH, 1 - 0.08 / figure.get_figheight()
-    figure.text(x, y, f"{model} on {devices}", va="top", size=11, weight="bold")
+    place = 1 - 0.08 / figure.get_figheight()
+    text = f"{canvas.short(model, 60) or 'The model'} on {devices}"
+    canvas.write_line(figure, place, text, 11, va="top", weight="bold")

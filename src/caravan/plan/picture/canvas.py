@@ -108,9 +108,20 @@ class Panel:
 
     def title(self, title: str, note: str) -> None:
         """At the picture's left end, above the axes: a line, and a smaller one below it."""
-        x, inch = MARGIN / WIDTH, 1 / self._figure.get_figheight()
-        self._figure.text(x, self._top + 0.24 * inch, title, va="bottom", size=9)
-        self._figure.text(x, self._top + 0.10 * inch, note, va="bottom", size=7, color=GREY)
+        inch = 1 / self._figure.get_figheight()
+        write_line(self._figure, self._top + 0.24 * inch, title, 9, va="bottom")
+        write_line(self._figure, self._top + 0.10 * inch, note, 7, va="bottom", color=GREY)
+
+
+def write_line(figure: Figure, place: float, text: str, size: float, **style: Any) -> None:
+    """At the left end of a picture; smaller where it would not fit into it.
+
+    Args:
+        place: the height in it, from 0 to 1.
+    """
+    line = figure.text(MARGIN / WIDTH, place, text, size=size, **style)
+    width = line.get_window_extent().width / DPI
+    line.set_fontsize(size * min(1, (WIDTH - 2 * MARGIN) / width))
 
 
 def text_width(figure: Figure, text: str, size: float) -> float:
