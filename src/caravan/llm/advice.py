@@ -17,6 +17,7 @@ from caravan.llm.devices import EngineDevice
 from caravan.llm.needs import DeviceNeeds, Needs, size
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.planning import Planner, first_split
+from caravan.llm.splitter import Splitter
 
 _CELLS = 256  # the engine rounds contexts up to this
 _TRIES = 4
@@ -43,17 +44,20 @@ def plan(
     params: ModelParams,
     devices: tuple[EngineDevice, ...],
     context: ContextParams | None,
+    splitter: Splitter | None = None,
 ) -> tuple[list[float], Needs | None]:
     """The devices' shares of the layers, and what they need with such a context.
 
-    Without a context it is a usual one, and only weights that do not fit are refused.
+    Without a context it is a usual one, and only weights that do not fit are refused. The shares
+    are the splitter's where none are given, and it has some that fit.
 
-    Raises DoesNotFit. The needs are None where the engine does not tell them.
+    Raises DoesNotFit, and what the splitter raises. The needs are None where the engine does not
+    tell them.
     """
     if params.split_mode not in _WHOLE_LAYERS:
         return first_split(path, devices, params), None
     with Planner(path, devices) as planner:
-        found = planner.arrange(params, context)
+        found = planner.arrange(params, context, splitter)
         if found is None:
             return first_split(path, devices, params), None
         too_much = not found.needs.fits

@@ -30,6 +30,7 @@ from caravan.llm.placement import place_layers
 from caravan.llm.planning import first_split
 from caravan.llm.refusal import Refusals, reason
 from caravan.llm.resume import Losses, Resume, Resumed, is_refusal, policy
+from caravan.llm.splitter import Splitter
 from caravan.llm.vocabulary import Vocabulary
 from caravan.models import resolve
 from caravan.models.fake import described_size
@@ -79,6 +80,7 @@ class Model:
         fit: bool = True,
         on_needs: Callable[[Needs], None] | None = None,
         resume: bool | Resume = False,
+        splitter: Splitter | None = None,
     ) -> None:
         """Load it; blocks. `path` may be the name of a sample, which is fetched on first use.
 
@@ -95,9 +97,12 @@ class Model:
             on_needs: given `needs` before anything is sent, where there are any.
             resume: whether to go on when a worker is lost, here and in the contexts that do not
                 say otherwise. Then `progress` and `on_load` are called once more for each load.
+            splitter: decides how many layers each of several devices gets, where `params` do not
+                say it and `fit` is on; asked again after a loss, if there are fewer. Without one,
+                or where it has no split that fits, it goes by free memory.
 
         Raises DoesNotFit, ModelError (no such file, not GGUF, refused by the engine), WorkerLost,
-        UsageError and, after Ctrl-C, KeyboardInterrupt.
+        UsageError and, after Ctrl-C, KeyboardInterrupt; and what the splitter raises.
         """
         self.handle = 0
         self.n_loads = 0
@@ -119,7 +124,7 @@ class Model:
         self._lost: WorkerLost | None = None
         self._closing = threading.Event()
         self.shares: list[float] = []
-        self._context, self._fit = context, fit
+        self._context, self._fit, self._splitter = context, fit, splitter
         self._largest: ContextParams | None = None
         self._unplanned = True
         self._progress, self._on_load, self._on_needs = progress, on_load, on_needs
@@ -149,7 +154,7 @@ class Model:
             # what nobody uses any more takes no memory from this one
             orphans.free_all()
             context = self._context or self._largest
-            split, self.needs = plan(self.path, self.params, self.devices, context)
+            split, self.needs = plan(self.path, self.params, self.devices, context, self._splitter)
         return split
 
     def load(self) -> None:

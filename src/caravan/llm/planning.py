@@ -1,7 +1,8 @@
 """Where the layers of a model go, and whether they fit, before anything of it is sent.
 
-The default split goes by free memory. Where that does not leave room for KV cache and compute
-buffers, another one that does is looked for. Called by `model`; what would fit instead is `advice`.
+The default split goes by free memory, or is a splitter's. Where that does not leave room for KV
+cache and compute buffers, another one that does is looked for. Called by `model`; what would fit
+instead is `advice`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from caravan.llm.dryrun import DryRun, Part
 from caravan.llm.needs import DeviceNeeds, Needs
 from caravan.llm.params import ContextParams, ModelParams, usual_n_ctx
 from caravan.llm.placement import CPU, filled_layers, whole_layers
+from caravan.llm.splitter import Splitter, SplitRequest
 from caravan.models.ledger import known_header
 
 # of a context that nobody has asked for
@@ -50,12 +52,18 @@ class Planner:
         if self._run is not None:
             self._run.close()
 
-    def arrange(self, params: ModelParams, context: ContextParams | None) -> Arrangement | None:
-        """The split as given, or the default: one that fits, if there is any.
+    def arrange(
+        self,
+        params: ModelParams,
+        context: ContextParams | None,
+        splitter: Splitter | None = None,
+    ) -> Arrangement | None:
+        """The split as given, or the splitter's, or by memory: one that fits, if there is any.
 
-        None where the engine refuses the model or the context, or gives no numbers.
+        None where the engine refuses the model or the context, or gives no numbers. Raises what the
+        splitter raises.
         """
-        best = self._in_pipeline(params, context)
+        best = self._in_pipeline(params, context, splitter)
         if best is None or best.needs.fits or len(self._devices) < 2 or params.overrides:
             return best
         # where its buffers do not fit, the engine tries again without the pipeline
@@ -66,12 +74,15 @@ class Planner:
         return replace(found, needs=replace(found.needs, pipeline=False))
 
     def _in_pipeline(
-        self, params: ModelParams, context: ContextParams | None
+        self, params: ModelParams, context: ContextParams | None, splitter: Splitter | None
     ) -> Arrangement | None:
         best = found = self.measure(params, first_split(self._path, self._devices, params), context)
         known = all(total for _, total in self._memory)
         if any(params.tensor_split) or len(self._devices) < 2 or not known:
             return best
+        advised = found and splitter and self._advised(splitter, params, context, found)
+        if advised:
+            return advised
         tried = []
         for _ in range(_ROUNDS):
             if found is None or best is None or best.roomy or interrupt.pending():
@@ -84,6 +95,38 @@ class Planner:
             if found is not None and (found.roomy or found.needs.lacks < best.needs.lacks):
                 best = found
         return best
+
+    def _advised(
+        self,
+        splitter: Splitter,
+        params: ModelParams,
+        context: ContextParams | None,
+        found: Arrangement,
+    ) -> Arrangement | None:
+        """The splitter's split, with room to spare; None where it has none, or none can fit."""
+        if not found.layers or not self.can_hold(found, params):
+            return None
+        request = SplitRequest(
+            self._path,
+            params,
+            self._devices,
+            found.needs.context,
+            found.layers,
+            self.room(found),
+            layer_counts(found),
+        )
+        tried = []
+        for _ in range(_ROUNDS):
+            split = None if interrupt.pending() else splitter.split(request)
+            if split is None or split in tried:
+                return None
+            tried.append(split)
+            advised = self.measure(params, split, context)
+            if advised is None or advised.roomy:
+                return advised
+            # what a device takes for computing depends on what it computes
+            request = replace(request, room=self.room(advised))
+        return None
 
     def measure(
         self, params: ModelParams, split: list[float], context: ContextParams | None
