@@ -22,7 +22,7 @@ SIM = "sim:GFLOPS=1e6,GBPS=1e6,GIB=1"
 class Scripted:
     """Gives these answers, the last one again and again."""
 
-    def __init__(self, *answers: list[float] | None | BaseException) -> None:
+    def __init__(self, *answers: list[float] | BaseException | None) -> None:
         self.answers = list(answers)
         self.requests: list[SplitRequest] = []
 
@@ -116,6 +116,13 @@ def test_an_answer_that_does_not_fit_is_not_taken(path):
             with Model(path, devices=cluster.devices, context=CONTEXT, splitter=splitter) as model:
                 assert model.needs is not None and model.needs.fits
             assert len(splitter.requests) == min(3, len(answers) + 1)
+
+
+def test_it_is_asked_also_where_nothing_is_refused(cluster, path):
+    splitter = Scripted([3.0, 6.0])
+    pair = cluster.devices[:2]
+    with Model(path, devices=pair, context=CONTEXT, fit=False, splitter=splitter) as model:
+        assert (model.shares, model.needs) == ([3, 6], None)
 
 
 def test_what_fits_in_no_way_is_refused_without_asking(path):

@@ -45,18 +45,24 @@ def plan(
     devices: tuple[EngineDevice, ...],
     context: ContextParams | None,
     splitter: Splitter | None = None,
+    *,
+    fit: bool = True,
 ) -> tuple[list[float], Needs | None]:
     """The devices' shares of the layers, and what they need with such a context.
 
     Without a context it is a usual one, and only weights that do not fit are refused. The shares
-    are the splitter's where none are given, and it has some that fit.
+    are the splitter's where none are given, and it has some that fit. Without `fit`, nothing is
+    refused, or told of what is needed.
 
     Raises DoesNotFit, and what the splitter raises. The needs are None where the engine does not
     tell them.
     """
-    if params.split_mode not in _WHOLE_LAYERS:
+    if params.split_mode not in _WHOLE_LAYERS or not (fit or splitter):
         return first_split(path, devices, params), None
     with Planner(path, devices) as planner:
+        if not fit:
+            advised = splitter and planner.advised(params, context, splitter)
+            return advised or first_split(path, devices, params), None
         found = planner.arrange(params, context, splitter)
         if found is None:
             return first_split(path, devices, params), None

@@ -93,13 +93,13 @@ class Model:
                 device of a worker is, and where its weights came from.
             context: what the memory is planned for. Without one it is a context of 4096 tokens, or
                 of as many as the model was made for, and only weights that do not fit are refused.
-            fit: False: plan nothing, and leave it to the devices to refuse what is too much.
+            fit: False: leave it to the devices to refuse what is too much.
             on_needs: given `needs` before anything is sent, where there are any.
             resume: whether to go on when a worker is lost, here and in the contexts that do not
                 say otherwise. Then `progress` and `on_load` are called once more for each load.
             splitter: decides how many layers each of several devices gets, where `params` do not
-                say it and `fit` is on; asked again after a loss, if there are fewer. Without one,
-                or where it has no split that fits, it goes by free memory.
+                say it; asked again after a loss, if there are fewer. Without one, or where it has
+                no split that fits, it goes by free memory.
 
         Raises DoesNotFit, ModelError (no such file, not GGUF, refused by the engine), WorkerLost,
         UsageError and, after Ctrl-C, KeyboardInterrupt; and what the splitter raises.
@@ -148,13 +148,15 @@ class Model:
 
     def _plan(self) -> list[float]:
         """The devices' shares of the layers. Raises DoesNotFit."""
-        if not self._fit or not self.devices or self.params.vocab_only:
+        if not self.devices or self.params.vocab_only:
             return first_split(self.path, self.devices, self.params)
         with interrupt.deferred():
             # what nobody uses any more takes no memory from this one
             orphans.free_all()
             context = self._context or self._largest
-            split, self.needs = plan(self.path, self.params, self.devices, context, self._splitter)
+            split, self.needs = plan(
+                self.path, self.params, self.devices, context, self._splitter, fit=self._fit
+            )
         return split
 
     def load(self) -> None:

@@ -17,7 +17,7 @@ from caravan.llm.dryrun import DryRun, Part
 from caravan.llm.needs import DeviceNeeds, Needs
 from caravan.llm.params import ContextParams, ModelParams, usual_n_ctx
 from caravan.llm.placement import CPU, filled_layers, whole_layers
-from caravan.llm.splitter import Splitter, SplitRequest
+from caravan.llm.splitter import SplitRequest, Splitter
 from caravan.models.ledger import known_header
 
 # of a context that nobody has asked for
@@ -73,12 +73,29 @@ class Planner:
             return best
         return replace(found, needs=replace(found.needs, pipeline=False))
 
+    def advised(
+        self, params: ModelParams, context: ContextParams | None, splitter: Splitter
+    ) -> list[float] | None:
+        """The splitter's split alone; None where it has none, or none that fits."""
+        found = self._first(params, context)
+        if found is None or not self._open(params):
+            return None
+        advised = self._advised(splitter, params, context, found)
+        return None if advised is None else advised.split
+
+    def _first(self, params: ModelParams, context: ContextParams | None) -> Arrangement | None:
+        return self.measure(params, first_split(self._path, self._devices, params), context)
+
+    def _open(self, params: ModelParams) -> bool:
+        """Whether there is another split to be looked for."""
+        known = all(total for _, total in self._memory)
+        return known and len(self._devices) > 1 and not any(params.tensor_split)
+
     def _in_pipeline(
         self, params: ModelParams, context: ContextParams | None, splitter: Splitter | None
     ) -> Arrangement | None:
-        best = found = self.measure(params, first_split(self._path, self._devices, params), context)
-        known = all(total for _, total in self._memory)
-        if any(params.tensor_split) or len(self._devices) < 2 or not known:
+        best = found = self._first(params, context)
+        if not self._open(params):
             return best
         advised = found and splitter and self._advised(splitter, params, context, found)
         if advised:
