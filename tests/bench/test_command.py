@@ -58,7 +58,7 @@ def test_all_options_of_llama_bench_are_there() -> None:
     flags.update(command.context_settings["help_option_names"])
     assert flags >= LLAMA_BENCH_FLAGS
     ours = {"--local-workers", "--no-direct-copies", "--timeout", "--trace", "--utilization"}
-    ours |= {"--wire-dtype", "--fit", "--quiet"}
+    ours |= {"--wire-dtype", "--fit", "--split", "--quiet"}
     ours |= {"--token-file", "--tls-ca", "--tls-cert", "--tls-key"}
     assert flags - LLAMA_BENCH_FLAGS == ours
 

@@ -12,6 +12,7 @@ from caravan.bench.plan import Case
 from caravan.bench.result import ModelFacts
 from caravan.llm import Context, ContextParams, EngineDevice, Model, ModelParams
 from caravan.llm.loader import OnLoad
+from caravan.llm.splitter import Splitter
 
 _FLASH = {1: "on", 0: "off", -1: "auto"}
 
@@ -68,6 +69,7 @@ class LlmModel:
         devices: Sequence[EngineDevice],
         on_load: OnLoad | None = None,
         fit: bool = True,
+        splitter: Splitter | None = None,
     ) -> None:
         self._model = Model(
             case.model,
@@ -76,6 +78,7 @@ class LlmModel:
             on_load=on_load,
             context=context_params(case),
             fit=fit,
+            splitter=splitter,
         )
 
     @property

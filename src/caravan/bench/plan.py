@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 
 from caravan.bench.options import Grid
+from caravan.plan.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,11 @@ def _work(grid: Grid) -> Iterator[tuple[int, int]]:
     yield from ((n, 0) for n in grid["n_prompt"] if n)
     yield from ((0, n) for n in grid["n_gen"] if n)
     yield from ((pp, tg) for pp, tg in grid["n_pg"] if pp or tg)
+
+
+def jobs(grid: Grid) -> list[Job]:
+    """What a model is wanted for in these tests."""
+    return [Job(n_prompt, n_gen) for n_prompt, n_gen in _work(grid)]
 
 
 def same_model(a: Case, b: Case) -> bool:

@@ -23,6 +23,7 @@ from caravan.engine.library import Engine
 from caravan.llm import local_devices
 from caravan.llm.loader import OnLoad
 from caravan.llm.opening import Workers, open_workers
+from caravan.llm.splitter import Splitter
 from caravan.stream.telemetry import DeviceStats
 from caravan.worker.names import is_local
 
@@ -36,18 +37,20 @@ class EngineRig:
     Attributes:
         show_load: shows how far a load is.
         fit: whether to refuse what does not fit before it is loaded.
+        splitter: who decides how layers are split where no case says it.
     """
 
     inventory: Inventory
     host: Host
     show_load: ShowLoad
     fit: bool = True
+    splitter: Splitter | None = None
 
     def load(self, case: Case) -> LlmModel:
         devices = self.inventory.pick(case.devices)
         open_routes(devices)
         with self.show_load() as on_load:
-            return LlmModel(case, devices, on_load, self.fit)
+            return LlmModel(case, devices, on_load, self.fit, self.splitter)
 
     def totals(self, case: Case) -> dict[str, DeviceStats | None]:
         found: dict[str, DeviceStats | None] = {}
@@ -76,7 +79,7 @@ def open_rig(settings: Settings, show_load: ShowLoad = nullcontext) -> Iterator[
         loaded = engine.load()
         inventory = inventory_of(loaded, tuple(remote))
         host = host_of(loaded, inventory, settings)
-        yield EngineRig(inventory, host, show_load, settings.fit)
+        yield EngineRig(inventory, host, show_load, settings.fit, settings.splitter)
 
 
 def inventory_of(loaded: Engine, remote: tuple[WorkerDevice, ...]) -> Inventory:

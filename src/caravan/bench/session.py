@@ -22,6 +22,7 @@ from caravan.bench.run import BenchModel, Runner, RunSettings
 from caravan.bench.usage import Totals
 from caravan.errors import UsageError
 from caravan.llm.cores import share_of_cores
+from caravan.llm.splitter import Splitter
 from caravan.transport.certificates import Tls
 from caravan.trust.token import Token
 
@@ -42,6 +43,7 @@ class Settings:
         math_cores: the default number of threads.
         utilization: whether to find out how busy each device was.
         fit: whether to refuse what does not fit before it is loaded.
+        splitter: who decides how layers are split where no test says it; None: by free memory.
         token: what workers that ask for one are shown; None: the environment's.
         tls: for the endpoints.
     """
@@ -62,6 +64,7 @@ class Settings:
     math_cores: int = 1
     utilization: bool = False
     fit: bool = True
+    splitter: Splitter | None = None
     token: Token | None = None
     tls: Tls | None = None
 

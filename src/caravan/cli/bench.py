@@ -19,6 +19,8 @@ import click
 from caravan.bench.options import OPTIONS
 from caravan.cli.download import model_path
 from caravan.cli.endpoints import endpoints
+from caravan.cli.head import tell
+from caravan.cli.head_options import split_option
 from caravan.cli.loading import shown_loading
 from caravan.cli.main import dashed, print_version
 from caravan.cli.seconds import Seconds
@@ -29,6 +31,7 @@ from caravan.errors import ModelError, UsageError
 from caravan.wire.dtypes import WORDS
 
 if TYPE_CHECKING:
+    from caravan.bench.options import Grid
     from caravan.bench.session import Settings
     from caravan.llm.loader import OnLoad
 
@@ -223,6 +226,11 @@ def _not_yet(ctx: click.Context, param: click.Parameter, value: object) -> None:
     help="refuse what does not fit before loading it; off: try, whatever the workers say is free"
     " (default: on)",
 )
+@split_option(
+    "without -ts: auto: layers go where these tests are fastest, memory: by free memory, even:"
+    " equally many to each device (default: auto)",
+    metavar="<auto|memory|even>",
+)
 @click.option("--offline", is_flag=True, help="fetch nothing: use a sample only if it is here")
 @click.option(
     "-hf",
@@ -251,7 +259,7 @@ def command(**given: Any) -> None:
     texts = {field: given.pop(field) for field in _TEST_FIELDS}
     grid = read_grid(texts, cores)
     threads = grid["n_threads"] if texts["n_threads"] else ()
-    settings = _settings(given, cores, threads, grid["devices"])
+    settings = _settings(given, cores, threads, grid)
     _print_any_text(sys.stdout)
     if given["list_devices"]:
         list_devices(settings, open_rig, out=sys.stdout)
@@ -273,16 +281,22 @@ def _shown_load(quiet: bool, settings: Settings) -> AbstractContextManager[OnLoa
     return shown_loading(quiet or settings.output_err != "none", passing=True)
 
 
-def _settings(
-    given: dict[str, Any], cores: int, threads: Sequence[int], lists: Sequence[Sequence[str]]
-) -> Settings:
+def _teller(given: dict[str, Any]) -> Callable[[str], None]:
+    """Tells people a line on stderr, if nothing else is to be there."""
+    silent = given["quiet"] or given["output_err"] != "none"
+    return (lambda line: None) if silent else tell
+
+
+def _settings(given: dict[str, Any], cores: int, threads: Sequence[int], grid: Grid) -> Settings:
+    from caravan.bench.plan import jobs
     from caravan.bench.run import RunSettings
     from caravan.bench.session import Settings, threads_of_workers
     from caravan.llm.connecting import untold
+    from caravan.plan.auto import splitter_of
     from caravan.worker.names import needed
 
     local = given["local_workers"] or 0
-    local_devices = tuple(needed(lists))
+    local_devices = tuple(needed(grid["devices"]))
     return Settings(
         run=RunSettings(given["repetitions"], not given["no_warmup"], given["delay"]),
         output=given["output"],
@@ -300,6 +314,7 @@ def _settings(
         math_cores=cores,
         utilization=given["utilization"],
         fit=given["fit"] == "on",
+        splitter=splitter_of(given["split"], jobs(grid), _teller(given)),
         token=token_of(given["token_file"]),
         tls=of_head(given),
     )

@@ -65,9 +65,11 @@ def command(**options: Any) -> None:
     history = None if options["no_history"] else history_file()
     out = Streamed(clean=screen)
     with head.traced(), head.opened(out.end_line) as opened:
+        from caravan.plan.job import Job
+
         params = _sized(head.context_params, opened.path)
         with (
-            opened.load(params) as model,
+            opened.load(params, Job(512, 128)) as model,
             _chat(model, params, sampling, options) as chat,
         ):
             _talk(head, chat, out, screen, history)

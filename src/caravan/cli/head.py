@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from caravan.llm.needs import Needs
     from caravan.llm.opening import Workers
     from caravan.llm.resume import Resume
+    from caravan.llm.splitter import Splitter
+    from caravan.plan.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Opened:
         path: the file, which is a model.
         on_load, on_needs: what shows people how it goes; None: nothing is shown.
         resume: what is done about lost workers.
+        split: how layers are split where nobody has said it: a word of `plan.auto`.
+        say: tells people in a line what was chosen.
     """
 
     path: Path
@@ -49,9 +53,18 @@ class Opened:
     on_load: Shown | None
     on_needs: Callable[[Needs], None] | None
     resume: Resume | bool
+    split: str
+    say: Callable[[str], None]
 
-    def load(self, context: ContextParams | None = None) -> Model:
-        """The model, with room for such a context. Raises what `Model` raises."""
+    def splitter(self, job: Job) -> Splitter | None:
+        """Who splits the model, for such a job."""
+        from caravan.plan.auto import splitter_of
+
+        return splitter_of(self.split, (job,), self.say)
+
+    def load(self, context: ContextParams, job: Job) -> Model:
+        """The model, with room for such a context, split for such a job. Raises what `Model`
+        raises."""
         from caravan.llm import Model
 
         return Model(
@@ -63,6 +76,7 @@ class Opened:
             fit=self.fit,
             on_needs=self.on_needs,
             resume=self.resume,
+            splitter=self.splitter(job),
         )
 
 
@@ -82,6 +96,7 @@ class Head:
     names: list[str]
     model_params: ModelParams
     context_params: ContextParams
+    split: str
     fit: bool
     wait: float | None
     trace: Path | None
@@ -119,22 +134,32 @@ class Head:
                 shown,
                 None if self.quiet else show_needs,
                 self.resume(end_line, shown),
+                self.split,
+                self.teller(end_line, shown),
             )
 
+    def teller(self, end_line: Callable[[], None], shown: Shown | None) -> Callable[[str], None]:
+        """Tells a line, below bars that broke off; does nothing where all is to be quiet."""
+
+        def say(line: str) -> None:
+            if self.quiet:
+                return
+            end_line()
+            if shown is not None:
+                shown.end()
+            tell(line)
+
+        return say
+
     def resume(self, end_line: Callable[[], None], shown: Shown | None) -> Resume | bool:
-        """What is done about lost workers; each is told in a line, below bars that broke off."""
+        """What is done about lost workers; each is told in a line."""
         from caravan.llm.resume import Resume
 
         if self.wait is None:
             return False
         if self.quiet:
             return Resume(self.wait)
-
-        def say(line: str) -> None:
-            end_line()
-            if shown is not None:
-                shown.end()
-            tell(line)
+        say = self.teller(end_line, shown)
 
         def told(resumed: object) -> None:
             say(str(resumed))
@@ -186,6 +211,7 @@ def head_of(options: dict[str, Any]) -> Head:
         names,
         model_params,
         context_params,
+        split=options["split"],
         fit=options["fit"] == "on",
         wait=options["resume_wait"] if options["resume"] else None,
         trace=options["trace"],

@@ -17,6 +17,8 @@ from caravan.cli.tokens import token_option
 from caravan.wire.dtypes import WORDS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+# as plan.auto has them, which is not imported for a help text
+SPLITS = ("auto", "memory", "even")
 
 
 def _with(function: _F, *options: Callable[[_F], _F]) -> _F:
@@ -32,6 +34,11 @@ def model_option(function: _F) -> _F:
         "-m", "--model", required=True, metavar="FILE|NAME", help="GGUF file, or smollm2."
     )
     return option(function)
+
+
+def split_option(text: str, **more: Any) -> Callable[[_F], _F]:
+    """`--split`, with this help."""
+    return click.option("--split", type=click.Choice(SPLITS), default="auto", help=text, **more)
 
 
 def compute_options(ctx_size: str) -> Callable[[_F], _F]:
@@ -77,6 +84,10 @@ def compute_options(ctx_size: str) -> Callable[[_F], _F]:
         ),
         click.option(
             "-ts", "--tensor-split", default="", metavar="A/B/…", help="Shares of the devices."
+        ),
+        split_option(
+            "Without -ts: auto: layers go where they are computed fastest, memory: by free memory,"
+            " even: equally many to each device."
         ),
         click.option(
             "-dev",

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from caravan.llm.complete import Report
 
 _MIB = 1 << 20
+# what is expected, before anything is loaded: letters of a token, tokens of an answer without bound
+_LETTERS, _ANSWER = 4, 128
 
 
 @click.command(
@@ -73,7 +75,9 @@ def _run(
 ) -> Report:
     with head.opened(text.end_line) as opened:
         from caravan.llm.complete import complete
+        from caravan.plan.job import Job
 
+        job = Job(len(prompt) // _LETTERS + 1, max_tokens if max_tokens >= 0 else _ANSWER)
         return complete(
             str(opened.path),
             prompt,
@@ -87,6 +91,7 @@ def _run(
             on_needs=opened.on_needs,
             fit=opened.fit,
             resume=opened.resume,
+            splitter=opened.splitter(job),
         )
 
 

@@ -194,6 +194,7 @@ def _service(
     head: Head, opened: Opened, sampling: SamplingParams, settings: _Settings
 ) -> Iterator[ModelService]:
     from caravan.batching import planned_context
+    from caravan.plan.job import Job
     from caravan.serve.cluster import ClusterView
     from caravan.serve.losses import LossLog
     from caravan.serve.model_service import ModelService
@@ -203,7 +204,7 @@ def _service(
     name = settings.alias or _name(head.model)
     params = head.context_params
     planned = planned_context(opened.path, settings.slots, params.n_ctx, params)
-    with opened.load(planned) as model:
+    with opened.load(planned, Job(512, 128, settings.slots)) as model:
         template = _template(model, settings.chat_template, head.quiet)
         with (
             _batcher(model, params, settings, opened.resume, head.quiet) as batcher,

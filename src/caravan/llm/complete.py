@@ -19,6 +19,7 @@ from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.placement import CPU
 from caravan.llm.resume import Resume, policy
 from caravan.llm.sampling import SamplingParams
+from caravan.llm.splitter import Splitter
 from caravan.models.ledger import known_header
 from caravan.worker.names import is_local
 
@@ -65,12 +66,14 @@ def complete(
     on_needs: Callable[[Needs], None] | None = None,
     fit: bool = True,
     resume: bool | Resume = False,
+    splitter: Splitter | None = None,
 ) -> Report:
     """Load `path` on `devices`, continue `prompt` and give each piece of text to `on_text`.
 
     A context size of 0 becomes what prompt and answer need, or the model's own when the answer
     has no bound. What the model will take of the devices is given to `on_needs` before it is
-    loaded, unless `fit` is off. With `resume`, losses of workers are got over from the loading on;
+    loaded, unless `fit` is off. A `splitter` splits the model as for `Model`. With
+    `resume`, losses of workers are got over from the loading on;
     the report's statistics have them.
 
     Raises what Model, Context and generate raise, and UsageError for a context that is smaller than
@@ -90,6 +93,7 @@ def complete(
         fit=fit,
         on_needs=on_needs,
         resume=wanted or False,
+        splitter=splitter,
     ) as model:
         tokens = model.tokenize(prompt)
         params = _sized(planned or given, len(tokens), max_tokens, model, model.n_ctx_train)
