@@ -13,7 +13,7 @@ from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.splitter import SplitRequest
 from caravan.models.fake import FakeModel
 from caravan.plan import auto
-from caravan.plan.auto import AutoSplit, EvenSplit, splitter_of, told
+from caravan.plan.auto import AutoSplit, EvenSplit, length_of, splitter_of, told
 from caravan.plan.job import Job
 from caravan.plan.pipeline import HeadTimes, Setting, Traffic
 from caravan.plan.profile import ClusterProfile, DeviceProfile, LinkProfile
@@ -174,11 +174,11 @@ def test_ctrl_c_ends_the_measuring(monkeypatch, path):
         fake.splitter.split(request(path))
 
 
-def test_jobs_are_cut_to_the_context(monkeypatch, path):
-    fake = Told(monkeypatch, (6, 3))
-    fake.splitter = AutoSplit((Job(600, 9), Job(510, 9, 2)), measure=fake._measure)
-    fake.splitter.split(request(path))
-    assert fake.asked[0][0] == [Job(512, 0), Job(510, 2, 2)]
+def test_contexts_that_are_planned_with_have_few_lengths():
+    assert length_of([Job(4, 128), Job(2000, 96, 4)]) == 4096
+    assert length_of([Job(4096, 0)]) == 4096
+    assert length_of([Job(4096, 1)]) == 8192
+    assert length_of([]) == 4096
 
 
 @pytest.mark.parametrize(

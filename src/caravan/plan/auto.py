@@ -7,12 +7,14 @@ the split then goes by free memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from caravan import interrupt
 from caravan.errors import UsageError, WorkerLost
 from caravan.llm.arrangement import holds
+from caravan.llm.params import USUAL_CTX
 from caravan.llm.placement import whole_layers
 from caravan.llm.splitter import SplitRequest, Splitter
 from caravan.models.ledger import known_header
@@ -100,16 +102,15 @@ class AutoSplit:
     def _by_time(self, request: SplitRequest) -> list[float]:
         _require_plain(request)
         setting = self._setting(request)
-        jobs = [_within(job, setting.n_ctx) for job in self._jobs]
         devices = range(len(request.devices))
         layers, room = list(request.layers), list(request.room)
-        counts = best_counts(setting, devices, jobs, layers, room)
+        counts = best_counts(setting, devices, self._jobs, layers, room)
         if counts is None:
             raise Unplanned("no other one fits")
         boundless = [sum(layers)] * len(devices)
-        bound = best_counts(setting, devices, jobs, layers, boundless) != counts
+        bound = best_counts(setting, devices, self._jobs, layers, boundless) != counts
         names = [device.name for device in request.devices]
-        self._say(told(setting, jobs, names, counts, bound=bound))
+        self._say(told(setting, self._jobs, names, counts, bound=bound))
         return [float(count) for count in counts]
 
     def _setting(self, request: SplitRequest) -> Setting:
@@ -130,7 +131,8 @@ def _measured(request: SplitRequest, jobs: Sequence[Job], step: Say) -> Setting:
         devices = require_remote(request.devices)
     except UsageError as exc:
         raise Unplanned(str(exc)) from None
-    work, context = work_of(request.path, request.params, request.context, jobs)
+    context = replace(request.context, n_ctx=length_of(jobs))
+    work = work_of(request.path, request.params, context, jobs)
     return measured(work, context, devices, step)
 
 
@@ -145,9 +147,11 @@ def _require_plain(request: SplitRequest) -> None:
         raise Unplanned("the KV cache is not on the devices")
 
 
-def _within(job: Job, n_ctx: int) -> Job:
-    prompt = min(job.prompt, n_ctx)
-    return Job(prompt, min(job.generate, n_ctx - prompt), job.concurrency)
+def length_of(jobs: Sequence[Job]) -> int:
+    """Tokens of a context that has room for each of them; one of a few lengths, so that what was
+    measured for one job is good for others."""
+    most = max((job.prompt + job.generate for job in jobs), default=0)
+    return max(USUAL_CTX, 1 << (most - 1).bit_length())
 
 
 # why

@@ -22,28 +22,33 @@ from caravan.plan.times import DeviceTimes
 from caravan.plan.work import ModelWork
 
 Step = Callable[[str], None]
-_CELLS = 256  # the engine rounds contexts up to this
 
 
 def work_of(
-    path: Path, params: ModelParams, context: ContextParams, jobs: Sequence[Job]
-) -> tuple[ModelWork, ContextParams]:
-    """What the model computes for such jobs, and the context in which there is room for each.
+    path: Path,
+    params: ModelParams,
+    context: ContextParams,
+    jobs: Sequence[Job],
+    *,
+    exact: bool = False,
+) -> ModelWork:
+    """What the model computes for such jobs.
 
-    Blocks for about a second. Raises what the engine has against model or context.
+    Args:
+        context: of one request.
+        exact: look at the very micro-batches of these jobs. Without it at the same ones for all, so
+            that what was measured for one job is good for others.
+
+    Blocks for some tenths of a second. Raises what the engine has against model or context.
     """
-    most = max((job.prompt + job.generate for job in jobs), default=0)
-    n_ctx = max(context.n_ctx, -(-most // _CELLS) * _CELLS)
-    wide = replace(context, n_ctx=n_ctx, n_seq_max=1)
-    work = ModelWork.of(
+    return ModelWork.of(
         path,
         # which device has which layer is to be found out
         replace(params, tensor_split=()),
-        wide,
-        sizes=micro_batches(jobs, context.n_ubatch),
+        replace(context, n_seq_max=1),
+        sizes=micro_batches(jobs, context.n_ubatch) if exact else (),
         sequences=sorted({1, *(job.concurrency for job in jobs)}),
     )
-    return work, wide
 
 
 def micro_batches(jobs: Sequence[Job], n_ubatch: int) -> list[int]:
