@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caravan.cli.endpoints import device_list, endpoints
+from caravan.cli.endpoints import device_list, workers_of
 from caravan.cli.main import dashed
 from caravan.cli.seconds import Seconds
-from caravan.cli.tls_options import HEAD, of_head, tls_options
-from caravan.cli.tokens import token_of, token_option
+from caravan.cli.tls_options import HEAD, tls_options
+from caravan.cli.tokens import token_option
 
 if TYPE_CHECKING:
     from caravan.llm.survey import CopyFacts, DeviceFacts, Survey
@@ -81,24 +81,13 @@ def command(**options: Any) -> None:
 
     Those of the workers, then this machine's own, the CPU last.
     """
-    workers = endpoints(options["rpc"], options["local_workers"])
     names = device_list(options["device"])
-    token = token_of(options["token_file"])
-    tls = of_head(options)
+    workers = workers_of(options)
 
-    from caravan.llm.opening import Workers, open_devices
+    from caravan.llm.opening import open_devices
     from caravan.llm.survey import survey
 
-    wanted = Workers(
-        workers,
-        local_workers=options["local_workers"],
-        threads=options["threads"],
-        timeout=options["timeout"],
-        direct_copies=not options["no_direct_copies"],
-        token=token,
-        tls=tls,
-    )
-    with open_devices(wanted, names) as devices:
+    with open_devices(workers, names) as devices:
         found = survey(devices, with_cpu=names in ([], ["none"]))
     if options["as_json"]:
         click.echo(json.dumps(asdict(found), indent=2))

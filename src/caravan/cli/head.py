@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caravan.cli.download import model_path
-from caravan.cli.endpoints import device_list, endpoints
+from caravan.cli.endpoints import device_list, workers_of
 from caravan.cli.loading import shown_loading
-from caravan.cli.tls_options import of_head
-from caravan.cli.tokens import token_of
 from caravan.cli.trace import traced
 from caravan.errors import UsageError
 
@@ -172,31 +170,36 @@ class Head:
 
 def head_of(options: dict[str, Any]) -> Head:
     """What all groups of options but the sampling say. Raises UsageError."""
-    given = endpoints(options["rpc"], options["local_workers"])
     names = device_list(options["device"])
-    token = token_of(options["token_file"])
-    tls = of_head(options)
+    workers = workers_of(options, wire_dtype=options["wire_dtype"], poll=options["poll"])
 
-    from caravan.llm import ContextParams, ModelParams
-    from caravan.llm.opening import Workers
+    from caravan.llm import ModelParams
 
-    workers = Workers(
-        given,
-        local_workers=options["local_workers"],
-        threads=options["threads"],
-        timeout=options["timeout"],
-        direct_copies=not options["no_direct_copies"],
-        wire_dtype=options["wire_dtype"],
-        poll=options["poll"],
-        token=token,
-        tls=tls,
-    )
     model_params = ModelParams(
         n_gpu_layers=options["n_gpu_layers"],
         tensor_split=_shares(options["tensor_split"]),
         repack=not options["no_repack"],
     )
-    context_params = ContextParams(
+    return Head(
+        options["model"],
+        workers,
+        names,
+        model_params,
+        context_of(options),
+        split=options["split"],
+        fit=options["fit"] == "on",
+        wait=options["resume_wait"] if options["resume"] else None,
+        trace=options["trace"],
+        verbose=options["verbose"],
+        quiet=options["quiet"],
+    )
+
+
+def context_of(options: dict[str, Any]) -> ContextParams:
+    """What `compute_options` say of contexts. Raises UsageError."""
+    from caravan.llm import ContextParams
+
+    return ContextParams(
         n_ctx=options["ctx_size"],
         n_batch=options["batch_size"],
         n_ubatch=options["ubatch_size"],
@@ -204,19 +207,6 @@ def head_of(options: dict[str, Any]) -> Head:
         type_k=options["cache_type_k"],
         type_v=options["cache_type_v"],
         flash_attn=options["flash_attn"],
-    )
-    return Head(
-        options["model"],
-        workers,
-        names,
-        model_params,
-        context_params,
-        split=options["split"],
-        fit=options["fit"] == "on",
-        wait=options["resume_wait"] if options["resume"] else None,
-        trace=options["trace"],
-        verbose=options["verbose"],
-        quiet=options["quiet"],
     )
 
 

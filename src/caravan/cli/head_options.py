@@ -41,96 +41,104 @@ def split_option(text: str, **more: Any) -> Callable[[_F], _F]:
     return click.option("--split", type=click.Choice(SPLITS), default="auto", help=text, **more)
 
 
-def compute_options(ctx_size: str) -> Callable[[_F], _F]:
+# what a model is loaded with, and its contexts are made with, but for the size of the context
+_COMPUTE: dict[str, Callable[[Any], Any]] = {
+    "batch_size": click.option(
+        "-b",
+        "--batch-size",
+        default=2048,
+        show_default=True,
+        metavar="N",
+        help="Tokens handed to the engine at a time.",
+    ),
+    "ubatch_size": click.option(
+        "-ub",
+        "--ubatch-size",
+        default=512,
+        show_default=True,
+        metavar="N",
+        help="Tokens computed at a time, the unit of the pipeline.",
+    ),
+    "threads": click.option(
+        "-t",
+        "--threads",
+        type=click.IntRange(0, 512),
+        default=0,
+        metavar="N",
+        help="CPU threads, of each local worker too; 0: one a physical core, for local workers"
+        " a share of them.",
+    ),
+    "n_gpu_layers": click.option(
+        "-ngl",
+        "--n-gpu-layers",
+        type=click.IntRange(-1),
+        default=-1,
+        metavar="N",
+        help="Layers on devices; -1: all.",
+    ),
+    "tensor_split": click.option(
+        "-ts", "--tensor-split", default="", metavar="A/B/…", help="Shares of the devices."
+    ),
+    "split": split_option(
+        "Without -ts: auto: layers go where they are computed fastest, memory: by free memory,"
+        " even: equally many to each device."
+    ),
+    "device": click.option(
+        "-dev",
+        "--device",
+        default="",
+        metavar="D0,D1,…",
+        help="Devices, in order; local:CPU:1 is a worker with one thread, started here.",
+    ),
+    "flash_attn": click.option(
+        "-fa",
+        "--flash-attn",
+        type=click.Choice(("on", "off", "auto")),
+        default="auto",
+        help="Flash attention; auto: where the devices can.",
+    ),
+    "cache_type_k": click.option(
+        "-ctk",
+        "--cache-type-k",
+        default="f16",
+        show_default=True,
+        metavar="TYPE",
+        help="Number format of the K cache.",
+    ),
+    "cache_type_v": click.option(
+        "-ctv",
+        "--cache-type-v",
+        default="f16",
+        show_default=True,
+        metavar="TYPE",
+        help="Number format of the V cache.",
+    ),
+    "no_repack": click.option(
+        "-nr", "--no-repack", is_flag=True, help="Leave the CPU's weights as they are."
+    ),
+    "fit": click.option(
+        "--fit",
+        type=click.Choice(("on", "off")),
+        default="on",
+        show_default=True,
+        help="Refuse what does not fit before loading it; off: try, whatever the workers say is"
+        " free.",
+    ),
+}
+# what decides where layers go, which a plan finds out
+_PLACING = ("n_gpu_layers", "tensor_split", "split", "fit")
+
+
+def compute_options(ctx_size: str, *, planned: bool = False) -> Callable[[_F], _F]:
     """What a model is loaded with, and its contexts are made with.
 
-    `ctx_size`: the help of that option.
+    Args:
+        ctx_size: the help of that option.
+        planned: without what a plan finds out.
     """
-    return lambda function: _with(
-        function,
-        click.option("-c", "--ctx-size", default=0, metavar="N", help=ctx_size),
-        click.option(
-            "-b",
-            "--batch-size",
-            default=2048,
-            show_default=True,
-            metavar="N",
-            help="Tokens handed to the engine at a time.",
-        ),
-        click.option(
-            "-ub",
-            "--ubatch-size",
-            default=512,
-            show_default=True,
-            metavar="N",
-            help="Tokens computed at a time, the unit of the pipeline.",
-        ),
-        click.option(
-            "-t",
-            "--threads",
-            type=click.IntRange(0, 512),
-            default=0,
-            metavar="N",
-            help="CPU threads, of each local worker too; 0: one a physical core, for local workers"
-            " a share of them.",
-        ),
-        click.option(
-            "-ngl",
-            "--n-gpu-layers",
-            type=click.IntRange(-1),
-            default=-1,
-            metavar="N",
-            help="Layers on devices; -1: all.",
-        ),
-        click.option(
-            "-ts", "--tensor-split", default="", metavar="A/B/…", help="Shares of the devices."
-        ),
-        split_option(
-            "Without -ts: auto: layers go where they are computed fastest, memory: by free memory,"
-            " even: equally many to each device."
-        ),
-        click.option(
-            "-dev",
-            "--device",
-            default="",
-            metavar="D0,D1,…",
-            help="Devices, in order; local:CPU:1 is a worker with one thread, started here.",
-        ),
-        click.option(
-            "-fa",
-            "--flash-attn",
-            type=click.Choice(("on", "off", "auto")),
-            default="auto",
-            help="Flash attention; auto: where the devices can.",
-        ),
-        click.option(
-            "-ctk",
-            "--cache-type-k",
-            default="f16",
-            show_default=True,
-            metavar="TYPE",
-            help="Number format of the K cache.",
-        ),
-        click.option(
-            "-ctv",
-            "--cache-type-v",
-            default="f16",
-            show_default=True,
-            metavar="TYPE",
-            help="Number format of the V cache.",
-        ),
-        click.option(
-            "-nr", "--no-repack", is_flag=True, help="Leave the CPU's weights as they are."
-        ),
-        click.option(
-            "--fit",
-            type=click.Choice(("on", "off")),
-            default="on",
-            show_default=True,
-            help="Refuse what does not fit before loading it; off: try, whatever the workers say is"
-            " free.",
-        ),
-    )
+    size = click.option("-c", "--ctx-size", default=0, metavar="N", help=ctx_size)
+    chosen = [option for name, option in _COMPUTE.items() if not (planned and name in _PLACING)]
+    return lambda function: _with(function, size, *chosen)
 
 
 def sampling_options(function: _F) -> _F:
@@ -183,8 +191,8 @@ def sampling_options(function: _F) -> _F:
     )
 
 
-def worker_options(function: _F) -> _F:
-    """Which workers there are, how to talk to them, and what to do when one is lost."""
+def reach_options(function: _F) -> _F:
+    """Which workers there are, and how to reach them."""
     return _with(
         function,
         click.option(
@@ -209,6 +217,21 @@ def worker_options(function: _F) -> _F:
             help="Let all copies between workers pass this process.",
         ),
         click.option(
+            "--timeout",
+            type=Seconds(),
+            default=30.0,
+            show_default=True,
+            help="How long a worker may owe an answer.",
+        ),
+    )
+
+
+def worker_options(function: _F) -> _F:
+    """The same, how to talk to them, and what to do when one is lost."""
+    return _with(
+        function,
+        reach_options,
+        click.option(
             "--wire-dtype",
             type=click.Choice(tuple(WORDS)),
             default="f32",
@@ -222,13 +245,6 @@ def worker_options(function: _F) -> _F:
             show_default=True,
             metavar="0...100",
             help="How long to look for an answer of a worker before sleeping.",
-        ),
-        click.option(
-            "--timeout",
-            type=Seconds(),
-            default=30.0,
-            show_default=True,
-            help="How long a worker may owe an answer.",
         ),
         click.option(
             "--resume/--no-resume",
