@@ -33,6 +33,7 @@ COMMANDS = {
     "demo": _Entry("caravan.cli.demo", "Show in a minute what two workers do for one prompt."),
     "devices": _Entry("caravan.cli.devices", "List devices, and how copies between them go."),
     "model": _Entry("caravan.cli.model", "Fetch, list and describe model files."),
+    "plan": _Entry("caravan.cli.plan", "Predict how fast a model is on which devices."),
     "run": _Entry("caravan.cli.run", "Complete a text with a model."),
     "serve": _Entry("caravan.cli.serve", "Serve a model over HTTP, with OpenAI's API."),
     "tls": _Entry("caravan.cli.tls", "Make a private CA, and certificates for TLS."),
