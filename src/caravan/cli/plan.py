@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from caravan.plan.job import Job
     from caravan.plan.pipeline import Setting
     from caravan.plan.planner import Plan
+    from caravan.plan.verify import Check
     from caravan.plan.work import ModelWork
 
 _CELLS = 256  # the engine rounds contexts up to this
@@ -250,12 +251,16 @@ def _verified(
     plan: Plan,
     devices: Sequence[RemoteDevice],
     step: Callable[[str], None],
-) -> list[Any]:
-    raise NotImplementedError
+) -> list[Check]:
+    from caravan.plan.verify import verify
+
+    if plan.best is None:
+        return []
+    return verify(path, wish.model, wish.context, plan, devices, prompts=wish.prompts, say=step)
 
 
-def _print(path: Path, wish: Wish, plan: Plan, rows: Sequence[Any] | None, top: int) -> None:
-    from caravan.cli.plan_table import told
+def _print(path: Path, wish: Wish, plan: Plan, rows: Sequence[Check] | None, top: int) -> None:
+    from caravan.cli.plan_table import checked, told
 
     width = shutil.get_terminal_size().columns
     requests = max(wish.concurrency)
@@ -265,4 +270,6 @@ def _print(path: Path, wish: Wish, plan: Plan, rows: Sequence[Any] | None, top: 
         f" {wish.context.n_ctx} tokens{each}"
     )
     lines = [*textwrap.wrap(about, width), "", *told(plan, top, width)]
+    if rows:
+        lines += ["", *checked(rows)]
     click.echo("\n".join(lines))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from caravan.backend import RemoteDevice
     from caravan.llm import ContextParams
     from caravan.plan.planner import Plan
+    from caravan.plan.verify import Check
     from caravan.plan.work import ModelWork
 
 
@@ -23,7 +24,7 @@ def record(
     plan: Plan,
     work: ModelWork,
     devices: Sequence[RemoteDevice],
-    rows: Sequence[Any] | None,
+    rows: Sequence[Check] | None,
 ) -> dict[str, Any]:
     """One object; what is infinite or not known is null.
 
@@ -66,7 +67,7 @@ def record(
         "curve": [{"prompt": n, "speedup": speedup} for n, speedup in plan.curve],
     }
     if rows is not None:
-        found["verified"] = list(rows)
+        found["verified"] = [{**asdict(check), "error": check.error} for check in rows]
     plain: dict[str, Any] = _plain(found)
     return plain
 

@@ -13,6 +13,7 @@ from itertools import groupby
 
 from caravan.llm.needs import DeviceNeeds, size
 from caravan.plan.planner import Option, Plan, Speed
+from caravan.plan.verify import Check, errors
 
 _GAP = 2
 _NARROW = 8  # what a column of names is wrapped to at least
@@ -118,11 +119,7 @@ def _narrow(widths: list[int], width: int, texts: Sequence[tuple[str, str]]) -> 
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (
-        cell.ljust(width) if n < _LEFT else cell.rjust(width)
-        for n, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return (" " * _GAP).join(padded).rstrip()
+    return _aligned(cells, widths, _LEFT)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -164,11 +161,11 @@ def _after(name: str) -> str:
 
 
 def counts(layers: Sequence[int]) -> str:
-    """`20/11`, and `7×5/6` for seven times 5 and 6."""
+    """`20/11`, and `7x5/6` for seven times 5 and 6."""
     parts = []
     for count, run in groupby(layers):
         times = len(list(run))
-        parts += [f"{times}×{count}"] if times > 2 else [str(count)] * times
+        parts += [f"{times}x{count}"] if times > 2 else [str(count)] * times
     return "/".join(parts)
 
 
@@ -182,6 +179,11 @@ def rate(value: float) -> str:
 def factor(value: float) -> str:
     """A speed-up."""
     return f"{value:.2f}x" if math.isfinite(value) else "-"
+
+
+def tokens(value: float) -> str:
+    """Of a prompt."""
+    return f"{value:.0f}" if math.isfinite(value) else "-"
 
 
 def seconds(value: float) -> str:
@@ -209,13 +211,42 @@ def memory(needs: Sequence[DeviceNeeds]) -> list[str]:
         free = size(need.free) if need.total else "-"
         rows.append((need.name, *(size(number) for number in sizes), free))
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if n else cell.ljust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    return [_aligned(row, widths, 1) for row in rows]
+
+
+_WHAT = {
+    "prompt": ("prompt of {}", "t/s", rate),
+    "decode": ("answer after {}", "t/s", rate),
+    "break-even": ("break-even", "tokens", tokens),
+}
+
+
+def checked(checks: Sequence[Check]) -> list[str]:
+    """Predictions beside measurements, and how far off they are."""
+    rows: list[tuple[str, ...]] = [("VERIFIED", "LAYERS", "", "PREDICTED", "MEASURED", "ERROR")]
+    before: tuple[object, ...] = ()
+    for check in checks:
+        what, unit, number = _WHAT[check.what]
+        own = (check.devices, check.counts)
+        first = ("", "") if own == before else (names(check.devices), counts(check.counts))
+        before = own
+        error = f"{100 * check.error:+.1f} %" if math.isfinite(check.error) else "-"
+        values = (number(value) for value in (check.predicted, check.measured))
+        shown = (f"{value} {unit}" if value != "-" else value for value in values)
+        rows.append((*first, what.format(check.tokens), *shown, error))
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    lines = [_aligned(row, widths, 3) for row in rows]
+    median, worst = (f"{100 * error:.1f} %" for error in errors(checks))
+    return [*lines, "", f"Error of all speeds: median {median}, worst {worst}."]
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
+    """So many cells to the left of their columns, the others to the right."""
+    padded = (
+        cell.ljust(width) if n < left else cell.rjust(width)
+        for n, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return (" " * _GAP).join(padded).rstrip()
 
 
 def _notes(plan: Plan) -> Iterator[str]:
