@@ -58,11 +58,14 @@ class Step:
         outputs: of which of them logits are computed: `none`, `last` (of each sequence) or `all`.
         at: position of the first; what the sequences hold from there on is forgotten before. None:
             behind those that they hold.
+        rest: seconds to wait before it, as a head waits for devices; what comes then takes longer
+            than what follows at once.
     """
 
     n_tokens: int
     outputs: str = "none"
     at: int | None = None
+    rest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,8 @@ class _Stage:
             self._go_to(step.at)
         for device in self._devices:
             device.take()
+        if step.rest:
+            time.sleep(step.rest)
         seconds = self._decode(step.n_tokens, step.outputs, self._n_seqs)
         found = [device.take() for device in self._devices]
         graphs = tuple(recorded.graph for recorded in found)

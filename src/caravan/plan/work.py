@@ -38,7 +38,9 @@ from caravan.worker.table import Table
 _MOST_KV = 4096
 _PARTS = (1, 4, 16)  # of a full micro-batch: sizes that there are in any case
 _REPEATS = 3
-_DECODES = 6
+_DECODES = 4
+# Of the head between two decode steps: a few milliseconds of rest, and all takes thrice as long.
+_REST = 0.01
 # What each stage costs the head more is little: several make it stand out.
 _STAGES = 4
 _F32 = 4
@@ -302,7 +304,9 @@ class _Frame:
         steps += [Step((small, other)[i % 2], at=0) for i in range(_REPEATS)]
         # in the middle of a stretch of equal graphs, where the context has room for several
         middle = min(self.room, 4 * KV_STEP) - KV_STEP // 2
-        return steps + [Step(1, "all", at=middle + i) for i in range(_DECODES)]
+        return steps + [
+            Step(1, "all", at=middle + i, rest=_REST if i else 0.0) for i in range(_DECODES)
+        ]
 
     def points(self) -> list[tuple[str, int, int]]:
         """(prompt or decode, tokens, entries) of each point, so that little has to be read for
