@@ -8,37 +8,28 @@ looking up the tokens' embeddings. Of the files no more than that is read. Calle
 from __future__ import annotations
 
 import ctypes
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caravan import engine, interrupt
 from caravan.backend.recording import RecordedGraph, RecordingDevice, recording_devices
-from caravan.backend.tensor import RemoteTensor
-from caravan.backend.weights import bringing
-from caravan.engine import skeleton
 from caravan.engine.layouts import OP_NAMES
-from caravan.engine.llama import Batch, ProgressCallback
+from caravan.engine.llama import Batch
 from caravan.engine.log import muted
-from caravan.engine.skeleton import Skeleton
 from caravan.errors import ContextError, DecodeError, ModelError, UsageError
 from caravan.llm import orphans
 from caravan.llm.dryrun import no_vocabulary, refuse_endless
-from caravan.llm.fake import load_fake
 from caravan.llm.params import ContextParams, ModelParams, c_context_params, c_model_params
 from caravan.llm.placement import whole_layers
 from caravan.llm.refusal import reason
-from caravan.llm.weights import WeightFiles
-from caravan.models.fake import described_size
+from caravan.llm.weightless import load_weightless
 from caravan.models.ledger import known_header
-from caravan.models.splits import parts
 
 # What each device says that it has; nothing is ever taken of it.
 _MEMORY = (1 << 46, 1 << 46)
@@ -160,10 +151,10 @@ class Rehearsal:
             orphans.free_all()
             # reading the vocabulary takes longer than all the rest; not all models do without it
             c_params.kv_overrides = ctypes.addressof(no_words)
-            self._handle = _load(self._path, devices, c_params)
+            self._handle = load_weightless(self._path, devices, c_params)
             if not self._handle and not interrupt.pending():
                 c_params.kv_overrides = None
-                self._handle = _load(self._path, devices, c_params)
+                self._handle = load_weightless(self._path, devices, c_params)
         del keep
         if not self._handle:
             why = reason("no reason given")
@@ -339,76 +330,6 @@ def entries(graph: RecordedGraph) -> int:
     keys = graph.rows["ne"][nodes["src"][nodes["op"] == _FLASH, 1], 1]
     scores = nodes["ne"][nodes["op"] == _SOFT_MAX, 0]
     return int(max(keys.max(initial=0), scores.max(initial=0)))
-
-
-class _Nobody:
-    """See `backend.weights.Sink`: brings no weight anywhere."""
-
-    def __init__(self, skeleton: Skeleton | None) -> None:
-        self._skeleton = skeleton
-
-    def opened(self) -> None:
-        if self._skeleton is not None:
-            self._skeleton.cut()
-
-    def take(self, device: object, tensor: RemoteTensor, offset: int, size: int) -> bool:
-        return True
-
-
-def _load(path: Path, devices: tuple[RecordingDevice, ...], c_params: Any) -> int:
-    """The llama_model, or 0. Raises ModelError for what is no model's file."""
-    size = described_size(path)
-    if size:
-        return load_fake(path, size, devices, c_params)
-    paths = parts(path)
-    with _stand_ins(paths) as stand_ins:
-        if stand_ins is not None:
-            handle = _load_files(stand_ins.names, stand_ins, devices, c_params)
-            if handle or stand_ins.laid or interrupt.pending():
-                return handle
-    # what the engine does not map, it gets as it is
-    return _load_files([os.fsencode(path) for path in paths], None, devices, c_params)
-
-
-def _load_files(
-    names: Sequence[bytes],
-    stand_ins: Skeleton | None,
-    devices: tuple[RecordingDevice, ...],
-    c_params: Any,
-) -> int:
-    def step(fraction: float, data: int | None) -> bool:
-        try:
-            laid = stand_ins is None or stand_ins.lay()
-        except Exception:  # nothing may cross C; then there is no model
-            return False
-        return laid and not interrupt.pending()
-
-    callback = ProgressCallback(step)
-    c_params.progress_callback = callback
-    array = (ctypes.c_char_p * len(names))(*names)
-    with bringing(_Nobody(stand_ins), devices):
-        found = engine.load().llama.model_load_from_splits(array, len(names), c_params)
-    return int(found or 0)
-
-
-@contextmanager
-def _stand_ins(paths: Sequence[Path]) -> Iterator[Skeleton | None]:
-    """What the engine is to open instead of the files, where that is possible."""
-    if not skeleton.available():
-        yield None
-        return
-    files = WeightFiles(paths)
-    try:
-        found = Skeleton(files.headers())
-    except OSError:
-        found = None
-    finally:
-        files.close()
-    if found is None:
-        yield None
-        return
-    with found:
-        yield found
 
 
 def _equal(path: Path, params: ModelParams, n_devices: int) -> list[float]:

@@ -7,27 +7,20 @@ for each layer; `probe` runs the same graphs to measure them. Knows no split.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import re
-import statistics
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caravan import engine
 from caravan.backend.recording import RecordedGraph
-from caravan.engine.layouts import OP_NAMES
-from caravan.engine.llama import TOKEN_DATA, TokenDataArray
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.rehearsal import KV_STEP, Rehearsal, Rehearsed, Step
-from caravan.models.splits import read_parts
+from caravan.plan.head import head_times, timing, traffic_of
+from caravan.plan.nodes import features, layers_of, weights_of
 from caravan.plan.pipeline import HeadTimes, Traffic
 from caravan.plan.profile import DeviceProfile
 from caravan.plan.times import F64, DeviceTimes, Grid
@@ -37,17 +30,8 @@ from caravan.worker.table import Table
 # Attention is as good as linear in the length of the KV cache: beyond that, lines go on.
 _MOST_KV = 4096
 _PARTS = (1, 4, 16)  # of a full micro-batch: sizes that there are in any case
-_REPEATS = 3
-_DECODES = 4
-# Of the head between two decode steps: a few milliseconds of rest, and all takes thrice as long.
-_REST = 0.01
 # What each stage costs the head more is little: several make it stand out.
 _STAGES = 4
-_F32 = 4
-_BLOCK = re.compile(rb"blk\.(\d+)\.")
-_OF_LAYER = re.compile(rb"-(\d+)(?: \(|$)")
-# the ops whose first parameter says what they compute
-_VARIED = [OP_NAMES.index(name) for name in ("UNARY", "GLU")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +127,21 @@ class ModelWork:
             n_embd, description = rehearsal.n_embd, rehearsal.description
         stages = min(_STAGES, n_layer + 1)
         with Rehearsal(path, params, stages) as rehearsal:
-            several = rehearsal.run(frame.context, frame.timing())
+            several = rehearsal.run(
+                frame.context, timing(frame.tokens[0], frame.tokens[-1], frame.room)
+            )
         classes, signatures = _classes([*prompt, *decode], n_layer)
         return cls(
             n_layer=n_layer,
             n_embd=n_embd,
             n_vocab=n_vocab,
-            traffic=_traffic(several, n_layer, n_vocab),
-            head=_head_times(single, several, n_vocab),
+            traffic=traffic_of(several, n_layer, n_vocab),
+            head=head_times(single, several, n_vocab),
             classes=classes,
             signatures=signatures,
             prompt=tuple(prompt),
             decode=tuple(decode),
-            weights=_weights(path, decode[0], n_layer),
+            weights=weights_of(path, decode[0].graph, decode[0].layers, n_layer),
             description=description,
         )
 
@@ -222,43 +208,6 @@ def _between(low: Point, high: Point, n_tokens: int) -> tuple[F64, F64]:
     return flops + (more_flops - flops) * part, moved + (more_moved - moved) * part
 
 
-def layers_of(graph: RecordedGraph, n_layer: int) -> NDArray[np.int32]:
-    """(n_nodes,) the layer of every node: weights and names tell it.
-
-    What tells nothing belongs to the layer that follows; behind the last one it is the engine's
-    device of that, up to the first weight of the output layer, which is number n_layer.
-    """
-    rows, n_nodes = graph.rows, graph.n_nodes
-    names = _words(rows["name"])
-    sources = rows["src"][:n_nodes]
-    weights = np.array([*(_number(_BLOCK.match(name)) for name in names), -1])
-    own = [_number(_OF_LAYER.search(name)) for name in names[:n_nodes]]
-    told = np.maximum(weights[sources].max(axis=1, initial=-1), np.array(own, np.int64))
-    told[told >= n_layer] = -1
-    at = np.flatnonzero(told >= 0)
-    layers = np.full(n_nodes, n_layer, np.int32)
-    if len(at):
-        # the next one that tells it
-        following = np.searchsorted(at, np.arange(at[-1] + 1))
-        layers[: at[-1] + 1] = np.maximum.accumulate(told[at])[following]
-        weighty = np.array([*map(_is_weight, names), False])[sources].any(axis=1)
-        behind = np.flatnonzero(weighty[at[-1] + 1 :])
-        layers[at[-1] + 1 :][: behind[0] if len(behind) else 0] = n_layer - 1
-    return layers
-
-
-def _is_weight(name: bytes) -> bool:
-    return name.endswith((b".weight", b".bias"))
-
-
-def _words(names: NDArray[Any]) -> list[bytes]:
-    return [name.partition(b"\0")[0] for name in names.tolist()]
-
-
-def _number(match: re.Match[bytes] | None) -> int:
-    return -1 if match is None else int(match[1])
-
-
 @dataclass(frozen=True, slots=True)
 class _Frame:
     """Which micro-batches there are.
@@ -289,25 +238,6 @@ class _Frame:
         wanted = replace(context, n_ctx=room, n_seq_max=1)
         return cls(wanted, tuple(sorted(tokens)), prompt_kv, decode_kv, room)
 
-    def timing(self) -> list[Step]:
-        """Micro-batches of two sizes, of which the first does not count, then decode steps with
-        one graph."""
-        small, full = self.tokens[0], self.tokens[-1]
-        steps = [Step(full, at=0)]
-        at = full
-        for _ in range(_REPEATS):
-            at = at if at + full <= self.room else 0
-            steps.append(Step(full, at=at))
-            at += full
-        # two like each other would have one graph
-        other = small + 1 if small < full else max(1, small - 1)
-        steps += [Step((small, other)[i % 2], at=0) for i in range(_REPEATS)]
-        # in the middle of a stretch of equal graphs, where the context has room for several
-        middle = min(self.room, 4 * KV_STEP) - KV_STEP // 2
-        return steps + [
-            Step(1, "all", at=middle + i, rest=_REST if i else 0.0) for i in range(_DECODES)
-        ]
-
     def points(self) -> list[tuple[str, int, int]]:
         """(prompt or decode, tokens, entries) of each point, so that little has to be read for
         them: what is held shrinks by a few tokens, or grows."""
@@ -330,12 +260,12 @@ class _Script:
 
     def __init__(self, rehearsal: Rehearsal, frame: _Frame, sequences: Sequence[int]) -> None:
         n_layer, points = rehearsal.n_layer, frame.points()
-        timing = frame.timing()
+        timed = timing(frame.tokens[0], frame.tokens[-1], frame.room)
         steps = [_step(kind, tokens, kv) for kind, tokens, kv in points]
-        found = rehearsal.run(frame.context, [*timing, *steps])
-        self.timed = found[: len(timing)]
+        found = rehearsal.run(frame.context, [*timed, *steps])
+        self.timed = found[: len(timed)]
         made: dict[str, dict[tuple[int, int], Point]] = {"prompt": {}, "decode": {}}
-        for (kind, tokens, kv), step in zip(points, found[len(timing) :], strict=True):
+        for (kind, tokens, kv), step in zip(points, found[len(timed) :], strict=True):
             made[kind][tokens, kv] = _point(tokens, kv, step, n_layer)
         for n_seqs in sorted({*sequences} - {1}):
             batch = max(frame.context.n_batch, n_seqs)
@@ -369,128 +299,14 @@ def _classes(points: Sequence[Point], n_layer: int) -> tuple[tuple[int, ...], tu
     """Number of the class of each layer, and a digest of each class."""
     digests = [hashlib.blake2b(digest_size=8) for _ in range(n_layer + 1)]
     for point in points:
-        features = _features(point.graph)
+        lines = features(point.graph)
         ends = np.searchsorted(point.layers, np.arange(n_layer + 1), side="right")
         start = 0
         for digest, end in zip(digests, ends.tolist(), strict=True):
-            digest.update(b"%d,%d:" % (point.n_tokens, point.n_kv) + features[start:end].tobytes())
+            digest.update(b"%d,%d:" % (point.n_tokens, point.n_kv) + lines[start:end].tobytes())
             start = end
     # it stands alone, and is computed at other times
     digests[-1].update(b"output")
     texts = [digest.hexdigest() for digest in digests]
     known = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     return tuple(known[text] for text in texts), tuple(known)
-
-
-def _features(graph: RecordedGraph) -> NDArray[np.int64]:
-    """A line for each node: what tells how long it takes. Neither names nor addresses."""
-    rows, n = graph.rows, graph.n_nodes
-    shapes = np.zeros((len(rows) + 1, 5), np.int64)
-    shapes[:-1, :4] = rows["ne"]
-    shapes[:-1, 4] = rows["type"]
-    shapes[-1] = -1
-    sources = shapes[rows["src"][:n]].reshape(n, -1)
-    ops = rows["op"][:n].astype(np.int64)
-    variant = np.where(np.isin(ops, _VARIED), rows["op_params"][:n, 0], 0)
-    return np.column_stack((ops, variant, shapes[:n], sources)).astype(np.int64)
-
-
-def _weights(path: Path, point: Point, n_layer: int) -> tuple[int, ...]:
-    """Bytes of the weights that each layer's nodes read."""
-    sizes = {
-        name.encode(): span.size
-        for part in read_parts(path)
-        for name, span in part.header.tensors.items()
-    }
-    rows, n_nodes = point.graph.rows, point.graph.n_nodes
-    of_row = np.array([*(sizes.get(name, 0) for name in _words(rows["name"])), 0], np.int64)
-    of_row[:n_nodes] = 0
-    sources = rows["src"][:n_nodes]
-    totals = []
-    for layer in range(n_layer + 1):
-        used = np.unique(sources[point.layers == layer])
-        totals.append(int(of_row[used].sum()))
-    return tuple(totals)
-
-
-def _traffic(steps: Sequence[Rehearsed], n_layer: int, n_vocab: int) -> Traffic:
-    """From a rehearsal with several devices."""
-    prompts, decodes = steps[:-_DECODES], steps[-_DECODES:]
-    # the second device gets small inputs only: fixed + tokens (position + entries mask)
-    known = steps[: 1 - _DECODES]
-    terms = np.array([(1.0, step.n_tokens, step.n_tokens * step.n_kv) for step in known])
-    small = np.array([step.written[1] for step in known], np.float64)
-    scale = np.maximum(terms.max(axis=0), 1.0)
-    fixed, position, mask = np.linalg.lstsq(terms / scale, small)[0] / scale
-    embedding = statistics.median(
-        (step.written[0] - step.written[1]) / step.n_tokens for step in prompts
-    )
-    last, graphs = decodes[-1], prompts[-1].graphs
-    activation = last.crossed[1] / last.n_tokens
-    # a description has no embeddings: all are alike, and would not travel twice
-    travels = activation + last.sent[1]
-    return Traffic(
-        activation=activation,
-        embedding=max(0.0, embedding),
-        fixed=max(0.0, round(float(fixed), 3)),
-        position=max(0.0, round(float(position), 3)),
-        mask=max(0.0, round(float(mask), 6)),
-        again=min(1.0, travels / max(1, last.written[0])),
-        logits=float(_F32 * n_vocab),
-        graph=sum(graph.rows.nbytes for graph in graphs) / (n_layer + 1),
-        nodes=sum(graph.n_nodes for graph in graphs) / (n_layer + 1),
-    )
-
-
-def _head_times(
-    single: Sequence[Rehearsed], several: Sequence[Rehearsed], n_vocab: int
-) -> HeadTimes:
-    """From the same steps with one device and with several."""
-
-    def seconds(steps: Sequence[Rehearsed]) -> tuple[float, float, float]:
-        """Of a full micro-batch, of a small one, of a decode step."""
-        full, small = steps[1 : 1 + _REPEATS], steps[1 + _REPEATS : 1 + 2 * _REPEATS]
-        again = [step for step in steps[-_DECODES:] if step.reused] or steps[-1:]
-        # the least: what comes on top is other programs' doing
-        full_least, small_least = (min(step.seconds for step in some) for some in (full, small))
-        return full_least, small_least, statistics.median(step.seconds for step in again)
-
-    n_full, n_small = single[1].n_tokens, single[1 + _REPEATS].n_tokens
-    one, more = seconds(single), seconds(several)
-    stages = len(several[0].graphs) - 1
-    token = 0.0
-    if n_full > n_small:
-        token = max(0.0, min(one[0] - one[1], more[0] - more[1]) / (n_full - n_small))
-    first = max(0.0, one[1] - n_small * token)
-    build_stage = min(first, max(0.0, (more[1] - one[1]) / stages))
-    reuse_stage = min(one[2], max(0.0, (more[2] - one[2]) / stages))
-    return HeadTimes(
-        build=first - build_stage,
-        build_stage=build_stage,
-        token=token,
-        reuse=one[2] - reuse_stage,
-        reuse_stage=reuse_stage,
-        sample=_sampling_seconds(n_vocab),
-    )
-
-
-def _sampling_seconds(n_vocab: int) -> float:
-    """How long the usual chain takes for one token."""
-    llama = engine.load().llama
-    chain = llama.sampler_chain_init(llama.sampler_chain_default_params())
-    llama.sampler_chain_add(chain, llama.sampler_init_top_k(40))
-    llama.sampler_chain_add(chain, llama.sampler_init_dist(1))
-    logits = np.random.default_rng(1).standard_normal(max(1, n_vocab)).astype(np.float32)
-    seconds = []
-    try:
-        for _ in range(_REPEATS):
-            began = time.perf_counter()
-            data = np.zeros(len(logits), TOKEN_DATA)
-            data["id"] = np.arange(len(logits))
-            data["logit"] = logits
-            array = TokenDataArray(data.ctypes.data, len(data), -1, False)
-            llama.sampler_apply(chain, ctypes.addressof(array))
-            seconds.append(time.perf_counter() - began)
-    finally:
-        llama.sampler_free(chain)
-    return statistics.median(seconds)
