@@ -35,29 +35,31 @@ def advise(plan: Plan, jobs: Sequence[Job]) -> str:
         return _nothing(plan)
     if len(best.devices) == 1:
         return _alone(plan, best, jobs)
-    text = f"{_devices(plan, best)} ({_layers(best)}): {_gain(plan, best)}"
+    text = f"{_devices(plan, best)} ({_layers(best)}): {_gain(plan, best, jobs)}"
     text = f"No single device holds it; use {text}" if plan.single is None else f"Use {text}"
     if len(best.devices) > MOST_DEVICES:
         text += f"; but the engine can use {MOST_DEVICES} devices at most"
     return f"{text}."
 
 
-def _gain(plan: Plan, best: Option) -> str:
+def _gain(plan: Plan, best: Option, jobs: Sequence[Job]) -> str:
     speed = _longest(best)
-    prompts = f"prompts of {speed.prompt:,} tokens are read"
+    many = speed.concurrency
+    prompts = f"prompts of {speed.prompt:,} tokens{f', {many} at a time,' if many > 1 else ''}"
+    writes = any(job.generate for job in jobs)
     if plan.single is None:
-        return f"{prompts} at {_number(speed.pp)} tokens/s, and {_number(speed.tg)} are written"
-    alone = _name(plan, plan.single)
-    parts = [f"{prompts} {_ratio(speed.speedup_pp)} {alone} alone"]
-    if best.break_even and speed.speedup_pp > 1 and best.break_even < speed.prompt:
-        parts[0] += f", and faster from {best.break_even:,} tokens on"
-    parts.append(f"writing is {_difference(speed.speedup_tg)}")
+        written = f", and {_number(speed.tg)} are written" if writes else ""
+        return f"{prompts} are read at {_number(speed.pp)} tokens/s{written}"
+    parts = [f"{prompts} are read {_ratio(speed.speedup_pp)} {_name(plan, plan.single)} alone"]
+    if many == 1 and best.break_even and speed.speedup_pp > 1:
+        parts[0] += f", from {best.break_even:,} tokens on"
+    if writes:
+        parts.append(f"writing is {_difference(speed.speedup_tg)}")
     crowd = max(best.speeds, key=lambda s: (s.concurrency, s.prompt))
-    if crowd.concurrency > speed.concurrency:
-        parts.append(
-            f"with {crowd.concurrency} requests at a time reading is "
-            f"{_difference(crowd.speedup_pp)} and writing {_difference(crowd.speedup_tg)}"
-        )
+    if crowd.concurrency > many:
+        written = f" and writing {_difference(crowd.speedup_tg)}" if writes else ""
+        reading = f"reading is {_difference(crowd.speedup_pp)}{written}"
+        parts.append(f"with {crowd.concurrency} requests at a time {reading}")
     return "; ".join(parts)
 
 
@@ -68,21 +70,28 @@ def _alone(plan: Plan, best: Option, jobs: Sequence[Job]) -> str:
     split = next((o for o in plan.options if o.fits and len(o.devices) > 1), None)
     if split is None:
         return f"{use}: the others are too small to be of any help."
-    prompt = max(job.prompt for job in jobs)
+    return f"{use}: {_against(plan, best, split, jobs)}."
+
+
+def _against(plan: Plan, best: Option, split: Option, jobs: Sequence[Job]) -> str:
+    """Why not a split, but one device alone."""
+    others = _names(plan, [number for number in split.devices if number not in best.devices])
     shown = _longest(split)
-    others = _names(plan, [n for n in split.devices if n not in best.devices] or split.devices)
+    worst = min(split.speeds, key=lambda speed: speed.speedup_pp)
+    upto = f"for prompts up to {max(job.prompt for job in jobs):,} tokens"
+    reading = f"read prompts of {shown.prompt:,} tokens {_factor(shown.speedup_pp)} as fast"
+    gain = f"with {others} it would {reading}"
     if shown.speedup_pp > 1 + _SAME:
-        reading = f"read prompts of {prompt:,} tokens {_factor(shown.speedup_pp)} as fast"
-        if shown.speedup_tg < 1 - _SAME:
-            return f"{use}: with {others} it would {reading}, but writing is what takes long here, \
-and that would be {_difference(shown.speedup_tg)}."
+        if any(job.generate for job in jobs) and shown.speedup_tg < 1 - _SAME:
+            return f"{gain}, but write {_slower(shown.speedup_tg)}, which takes longer"
+        if worst.speedup_pp < 1 - _SAME:
+            return f"{gain}, but those of {worst.prompt:,} {_slower(worst.speedup_pp)}"
     if _without_links(plan.setting, split, jobs) < _without_links(plan.setting, best, jobs):
-        link = _slowest(plan.setting, split)
         second = "the second device gives" if len(split.devices) == 2 else "more devices give"
-        return f"{use}: {link} costs more than {second}, for prompts up to {prompt:,} tokens."
+        return f"{_slowest(plan.setting, split)} costs more than {second}, {upto}"
     if shown.speedup_pp > 1 - _SAME:
-        return f"{use}: {others} would gain next to nothing, for prompts up to {prompt:,} tokens."
-    return f"{use}: {others} would only slow it down, for prompts up to {prompt:,} tokens."
+        return f"{others} would gain next to nothing, {upto}"
+    return f"{others} would only slow it down, {upto}"
 
 
 def _nothing(plan: Plan) -> str:
@@ -117,8 +126,8 @@ def _slowest(setting: Setting, option: Option) -> str:
     links = [setting.cluster.link(*way) for way in ways]
     slowest = max(links, key=lambda link: link.seconds + link.transfer(tokens))
     if slowest.transfer(tokens) > slowest.seconds:
-        return f"a link of {_number(slowest.rate * 8 / 1e6)} Mbit/s"
-    return f"a link of {_number(slowest.seconds * 1e3)} ms"
+        return f"the link of {_number(slowest.rate * 8 / 1e6)} Mbit/s"
+    return f"the link of {_number(slowest.seconds * 1e3)} ms"
 
 
 def _longest(option: Option) -> Speed:
@@ -159,7 +168,7 @@ def _ratio(speedup: float) -> str:
         return "as fast as on"
     if speedup > 1:
         return f"{_factor(speedup)} as fast as on"
-    return f"{_percent(1 - speedup)} slower than on"
+    return f"{_slower(speedup)} than on"
 
 
 def _factor(speedup: float) -> str:
@@ -171,7 +180,11 @@ def _difference(speedup: float) -> str:
         return "as fast"
     if speedup > 1.5:
         return f"{_factor(speedup)} as fast"
-    return f"{_percent(abs(speedup - 1))} {'faster' if speedup > 1 else 'slower'}"
+    return f"{_percent(speedup - 1)} faster" if speedup > 1 else _slower(speedup)
+
+
+def _slower(speedup: float) -> str:
+    return f"{_percent(1 - speedup)} slower"
 
 
 def _percent(part: float) -> str:

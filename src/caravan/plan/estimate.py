@@ -251,7 +251,8 @@ class _Way:
         longest = np.where(self._used, most, 0.0).max(axis=1)
         thread = each * loads.all.count + head.token * loads.all.tokens
         longest = np.maximum(longest, thread + rest.sum(axis=1))
-        for part in self._estimator.hosts:
+        # a micro-batch alone has the processors for itself
+        for part in self._estimator.hosts if loads.all.count > 1 else ():
             shared = begin[:, 0] + self._shared(part[self._devices], fill, drain, work)
             longest = np.maximum(longest, shared)
         back = self._back + logits * self._back_per_byte

@@ -42,7 +42,8 @@ class Option:
         speeds: for each prompt and concurrency. Of the best options they are the simulator's; of
             others, where there are many, they are estimates.
         break_even: tokens of a prompt from which on a request alone has its first token sooner than
-            on the best single device; 0: always; None: never, as long as the context is.
+            on the best single device; 0: always, or there is none; None: never, as long as the
+            context is.
     """
 
     devices: tuple[int, ...]

@@ -28,13 +28,15 @@ __all__ = ["Option", "Plan", "Speed", "make_plan"]
 # As many devices are tried in every way: there one that gets no layers is another candidate.
 _FEW = 4
 _FITTINGS = 3
-# Micro-batches in stages that are played, which takes about half a second.
-_BUDGET = 50_000
+# Micro-batches in stages that are played, which takes some tenths of a second.
+_BUDGET = 30_000
+_AT_LEAST = 2  # whatever it takes
+_SINGLES = 4
 # How many of the best are bettered by moving layers, and how often that is tried.
 _BETTERED, _PLAYED = 3, 16
 # More devices have to be worth it, on the average of the jobs.
 _WORTH = 0.02
-# Tokens of the longest prompt that is played for the break-even of what was only estimated.
+# Tokens of the longest prompt that is played for the break-even of what is not among the best.
 _SHORT = 4096
 # Single devices that do not fit.
 _LISTED = 16
@@ -113,7 +115,8 @@ class _Planner:
         drafts = self._ranked(self._judged(drafts))
         singles = [draft for draft in drafts if len(draft.devices) == 1]
         single = min(singles, key=lambda draft: draft.score, default=None)
-        options = self._options(drafts, single)
+        race = Race(None if single is None else self._pipeline(single), self._setting.n_ctx)
+        options = self._options(drafts, single, race)
         if not options:
             unfit = [*self._filled(), *unfit]
         several = next((draft for draft in drafts if len(draft.devices) > 1), None)
@@ -123,7 +126,7 @@ class _Planner:
             single=None if single is None else options[drafts.index(single)],
             options=(*options, *unfit),
             best=options[0] if options else None,
-            curve=() if several is None else self._race(single).curve(self._pipeline(several)),
+            curve=() if several is None else race.curve(self._pipeline(several)),
             advice="",
         )
         return replace(plan, advice=advise(plan, self._jobs))
@@ -131,12 +134,15 @@ class _Planner:
     def _drafts(self) -> tuple[list[_Draft], list[Option]]:
         """What fits, with splits by estimate; and the single devices that do not."""
         rooms = self._memory.room(self._sizes)
-        found: dict[tuple[tuple[int, ...], tuple[int, ...]], _Draft] = {}
+        found: dict[tuple[int, ...], _Draft] = {}
         small = [number for number, room in enumerate(rooms) if room <= 0]
         for devices in orders(self._setting, rooms):
             draft = self._fitted(devices)
             if draft is not None:
-                found.setdefault((draft.devices, draft.counts), draft)
+                # others may have led to the same devices
+                known = found.setdefault(draft.devices, draft)
+                if draft.score < known.score:
+                    found[draft.devices] = draft
             elif len(devices) == 1:
                 small += devices
         whole = self._setting.n_layer + 1
@@ -165,21 +171,29 @@ class _Planner:
 
     def _judged(self, drafts: list[_Draft]) -> list[_Draft]:
         """As the simulator has them, as many of the best as there is time for."""
-        budget = _BUDGET
+        drafts = sorted(drafts, key=lambda draft: draft.score)
+        singles = [draft for draft in drafts if len(draft.devices) == 1]
+        several = [draft for draft in drafts if len(draft.devices) > 1]
+        played, rest = self._played(singles[:_SINGLES], _BUDGET)
+        split, others = self._played(several, _BUDGET)
+        for place, draft in enumerate(split[:_BETTERED]):
+            share = _BUDGET // 4 // _BETTERED
+            most = min(_PLAYED, share // self._search.cost(len(draft.devices)))
+            split[place] = self._bettered(draft, most)
+        played = sorted([*played, *split], key=lambda draft: draft.score)
+        rest = sorted([*rest, *singles[_SINGLES:], *others], key=lambda draft: draft.score)
+        return played + rest
+
+    def _played(self, drafts: Sequence[_Draft], budget: int) -> tuple[list[_Draft], list[_Draft]]:
+        """As many of the first as there is time for, the best first; and the rest as it is."""
         played: list[_Draft] = []
-        drafts = sorted(drafts, key=lambda draft: (len(draft.devices) > 1, draft.score))
         for draft in drafts:
-            budget -= self._cost(draft)
-            if budget < 0:
+            budget -= self._search.cost(len(draft.devices))
+            if budget < 0 and len(played) >= _AT_LEAST:
                 break
             score = self._search.score(draft.devices, draft.counts)
             played.append(replace(draft, score=score, played=True))
-        played.sort(key=lambda draft: draft.score)
-        several = [draft for draft in played if len(draft.devices) > 1][:_BETTERED]
-        for draft in several:
-            most = min(_PLAYED, (_BUDGET // 4 // len(several)) // self._cost(draft))
-            played[played.index(draft)] = self._bettered(draft, most)
-        return [*sorted(played, key=lambda d: d.score), *drafts[len(played) :]]
+        return sorted(played, key=lambda draft: draft.score), [*drafts[len(played) :]]
 
     def _bettered(self, draft: _Draft, most: int) -> _Draft:
         devices = draft.devices
@@ -190,15 +204,6 @@ class _Planner:
         score = self._search.score(devices, counts)
         return replace(draft, counts=counts, needs=needs, score=score)
 
-    def _cost(self, draft: _Draft) -> int:
-        """Micro-batches in stages that playing it takes, about."""
-        stages = len(draft.devices)
-        size = self._setting.n_ubatch
-        return sum(
-            stages * (job.concurrency * -(-job.prompt // size) + 9 * min(stages, job.concurrency))
-            for job in self._jobs
-        )
-
     def _ranked(self, drafts: list[_Draft]) -> list[_Draft]:
         """First the one with the fewest devices of those that are about as good as the best."""
         if not drafts:
@@ -208,9 +213,8 @@ class _Planner:
         first = min(good or drafts[:1], key=lambda draft: len(draft.devices))
         return [first, *(draft for draft in drafts if draft is not first)]
 
-    def _options(self, drafts: Sequence[_Draft], single: _Draft | None) -> list[Option]:
+    def _options(self, drafts: Sequence[_Draft], single: _Draft | None, race: Race) -> list[Option]:
         alone = None if single is None else self._seconds(single)
-        race = self._race(single)
         return [
             Option(
                 draft.devices,
@@ -218,13 +222,10 @@ class _Planner:
                 draft.needs,
                 True,
                 tuple(self._speeds(self._seconds(draft), alone)),
-                race.break_even(self._pipeline(draft), None if draft.played else _SHORT),
+                race.break_even(self._pipeline(draft), None if place < _BETTERED else _SHORT),
             )
-            for draft in drafts
+            for place, draft in enumerate(drafts)
         ]
-
-    def _race(self, single: _Draft | None) -> Race:
-        return Race(None if single is None else self._pipeline(single), self._setting.n_ctx)
 
     def _seconds(self, draft: _Draft) -> Sequence[tuple[float, float]]:
         """For the prompts, and for a decode step, of each job."""

@@ -20,8 +20,10 @@ from caravan.plan.predict import prompt_seconds, step_seconds
 
 _FEW = 2000  # splits that are looked at one by one
 _ROUNDS = 20
-_GUESSES = 8
-_PLAYED = 16  # of the splits next to the best of them
+_GUESSES = 12
+# Micro-batches in stages that are played for one order, which takes about 0.2 s.
+_BUDGET = 20_000
+_PLAYED = 12  # of the splits next to the best of them
 # Of a job's time, of one request and of several; what looks worse by more than this is not played.
 _MARGIN, _CROWD = 0.03, 0.15
 
@@ -70,24 +72,26 @@ class Search:
         splits = self.guesses(devices, room, least)
         if not len(splits):
             return None
-        best = min(_tuples(splits), key=lambda split: self.score(devices, split))
-        return self.bettered(devices, room, best, least)
+        most = _BUDGET // self.cost(int((splits[0] > 0).sum()))
+        tried = _tuples(splits[: max(2, most // 2)])
+        best = min(tried, key=lambda split: self.score(devices, split))
+        return self.bettered(devices, room, best, least, min(_PLAYED, most - len(tried)))
 
     def guesses(self, devices: Sequence[int], room: Sequence[int], least: int = 1) -> I64:
-        """(splits, devices) by estimate the best of each set of devices, the best of them first;
-        none where nothing fits.
+        """(splits, devices) the best by estimate: first the best of each set of devices, of these
+        the best first, then others. None where nothing fits.
         """
         n_layers = len(self._borders) - 1
         if math.comb(n_layers + len(devices) - 1, len(devices) - 1) <= _FEW:
             splits = self._sorted(devices, room, _every(n_layers, len(devices)), least)
-            return _of_each_set(splits)
+            return _varied(splits)
         splits = self._sorted(devices, room, ladder(self._problem(devices, room)), least)
         for _ in range(_ROUNDS if len(splits) else 0):
-            best, known = splits[0], _of_each_set(splits)
+            best, known = splits[0], _varied(splits)
             splits = self._sorted(devices, room, np.concatenate((known, _moves(best))), least)
             if (splits[0] == best).all():
                 break
-        return _of_each_set(splits)
+        return _varied(splits)
 
     def _sorted(self, devices: Sequence[int], room: Sequence[int], splits: I64, least: int) -> I64:
         held = self._held(splits, room, least)
@@ -121,6 +125,14 @@ class Search:
             if best == before:
                 break
         return best
+
+    def cost(self, stages: int) -> int:
+        """Micro-batches and steps in stages that a split of so many takes to play, about."""
+        size = self.estimator.setting.n_ubatch
+        return sum(
+            stages * (job.concurrency * -(-job.prompt // size) + 9 * min(stages, job.concurrency))
+            for job in self.estimator.jobs
+        )
 
     def score(self, devices: Sequence[int], counts: Sequence[int]) -> float:
         """The sum of the logarithms of all jobs' seconds, by the simulator."""
@@ -271,11 +283,13 @@ class _Mixture:
         return np.asarray(tokens * self._estimator.setting.traffic.activation * per_byte)
 
 
-def _of_each_set(splits: I64) -> I64:
-    """The first few of those that differ in which devices have layers."""
+def _varied(splits: I64) -> I64:
+    """The best few, of each set of devices that have layers at least one."""
     sets = (splits > 0) @ (1 << np.arange(splits.shape[1], dtype=np.int64) % 62)
     _, first = np.unique(sets, return_index=True)
-    return np.asarray(splits[np.sort(first)[:_GUESSES]])
+    first.sort()
+    others = np.setdiff1d(np.arange(len(splits)), first)
+    return np.asarray(splits[np.concatenate((first, others))[:_GUESSES]])
 
 
 def _moves(split: I64) -> I64:
