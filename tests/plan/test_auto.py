@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +82,7 @@ class Told:
         self.splitter = AutoSplit((Job(64, 8),), self.lines.append, measure=self._measure)
 
     def _measure(self, request: SplitRequest, jobs: object, step: auto.Say) -> Setting:
-        step("measuring RPC0 …")
+        step("measuring RPC0")
         self.measured.append(request)
         if self.error is not None:
             raise self.error
@@ -95,11 +96,27 @@ class Told:
 def test_it_measures_asks_and_tells(monkeypatch, path):
     fake = Told(monkeypatch, (6, 3))
     assert fake.splitter.split(request(path)) == [6.0, 3.0]
-    assert fake.lines == [
-        "measuring RPC0 …",
-        "split 6/3 by time: RPC0 is 2.0 times as fast as RPC1",
-    ]
+    assert fake.lines == ["split 6/3 by time: RPC0 is 2.0 times as fast as RPC1"]
     assert fake.asked[0] == ([Job(64, 8)], [10] * LAYERS + [30], [1000, 1000])
+
+
+def test_what_takes_long_is_told(monkeypatch, path):
+    monkeypatch.setattr(auto, "_PATIENCE", 0.001)
+    fake = Told(monkeypatch, (6, 3))
+    seen = threading.Event()
+
+    def measure(request: SplitRequest, jobs: object, step: auto.Say) -> Setting:
+        step("measuring RPC0")
+        assert seen.wait(10)
+        step("measuring RPC1")
+        return fake.setting
+
+    def say(line: str) -> None:
+        fake.lines.append(line)
+        seen.set()
+
+    assert AutoSplit(say=say, measure=measure).split(request(path)) == [6.0, 3.0]
+    assert fake.lines[:2] == ["measuring RPC0 …", "measuring RPC1 …"]
 
 
 def test_nothing_is_measured_again_when_only_the_room_is_another(monkeypatch, path):

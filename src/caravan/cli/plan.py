@@ -122,7 +122,7 @@ def command(**options: Any) -> int:
     from caravan import engine
 
     engine.set_verbose(options["verbose"])
-    step = (lambda line: None) if options["quiet"] else tell
+    step = (lambda line: None) if options["quiet"] else lambda line: tell(f"{line} …")
     with _found(options, path, wish, step) as (setting, work, devices):
         plan = _planned(path, wish, setting)
         rows = _verified(path, wish, plan, devices, step) if options["verify"] else None
@@ -213,20 +213,20 @@ def _found(
     from caravan.llm.opening import open_devices
 
     with open_devices(workers, names) as opened:
-        devices = _measurable(opened, step)
+        devices = _measurable(opened)
         work = work_of(path, wish.model, wish.context, wish.jobs, exact=True)
         setting = measured(work, wish.context, devices, step, fresh=options["fresh"])
         yield setting, work, devices
 
 
-def _measurable(opened: Sequence[Any], step: Callable[[str], None]) -> list[RemoteDevice]:
+def _measurable(opened: Sequence[Any]) -> list[RemoteDevice]:
     """Those of workers; of others a note."""
     from caravan.backend import RemoteDevice
 
     devices = [device for device in opened if isinstance(device, RemoteDevice)]
     for device in opened:
         if not isinstance(device, RemoteDevice):
-            step(f"note: {device.name} is left out: local:{device.name} can be measured")
+            tell(f"note: {device.name} is left out: local:{device.name} can be measured")
     if not devices:
         raise UsageError("no devices to plan for: use --rpc, --local-workers, -dev or --cluster")
     return devices

@@ -6,6 +6,7 @@ the split then goes by free memory.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ from caravan.plan.times import F64, DeviceTimes
 Say = Callable[[str], None]
 Measure = Callable[[SplitRequest, Sequence[Job], Say], Setting]
 MODES = ("auto", "memory", "even")
+_PATIENCE = 0.5
 _ALIKE = 1.1  # times as fast
 _NOTABLE = 1.5  # layers that the output layer counts as
 
@@ -117,13 +119,44 @@ class AutoSplit:
         """The one before, where only the room has changed."""
         key = (request.path, request.params, request.context, request.devices)
         if self._known is None or self._known[0] != key:
-            self._known = (key, self._measure(request, self._jobs, self._step))
+            with _Steps(self._say) as step:
+                self._known = (key, self._measure(request, self._jobs, step))
         return self._known[1]
 
-    def _step(self, line: str) -> None:
+
+class _Steps:
+    """Tells what is being done, once that has taken long enough to be wondered about."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._line = ""
+        self._changing = threading.Lock()
+        self._late = threading.Timer(_PATIENCE, self._tell)
+        self._late.daemon = True
+        self._told = False
+
+    def __enter__(self) -> _Steps:
+        self._late.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._late.cancel()
+        self._late.join()
+
+    def __call__(self, line: str) -> None:
+        """This is done from now on; on any thread."""
         if interrupt.pending():
             raise KeyboardInterrupt
-        self._say(line)
+        with self._changing:
+            self._line = line
+            if self._told:
+                self._say(f"{line} …")
+
+    def _tell(self) -> None:
+        with self._changing:
+            self._told = True
+            if self._line:
+                self._say(f"{self._line} …")
 
 
 def _measured(request: SplitRequest, jobs: Sequence[Job], step: Say) -> Setting:
