@@ -71,7 +71,7 @@ def test_over_local_workers(model: str) -> None:
 
 def test_local_devices_are_used_again_by_the_next_configuration(model: str) -> None:
     sets = "local:CPU:1,RPC0/local:CPU:1,local:CPU:1/local:CPU:1"
-    words = ("-dev", sets, "--local-workers", "1", "-t", "1", "--no-direct-copies")
+    words = ("-dev", sets, "--local-workers=1", "-t", "1", "--no-direct-copies", "--split=memory")
     found = rows(bench("-m", model, *words, "-p", "16", "-n", "2", "-r", "1", "-o", "jsonl"))
     assert [row["devices"] for row in found[::2]] == sets.split(",")
     assert found[0]["backends"] == "RPC"
@@ -100,7 +100,7 @@ def test_list_devices_of_local_workers() -> None:
 
 def test_ctrl_c_ends_with_130_and_leaves_no_worker(model: str, scratch: Path) -> None:
     words = ("-p", "64", "-n", "0", "-r", "10000", "-t", "1", "--local-workers", "1")
-    words = (*words, "-dev", "RPC0/local:CPU:1")
+    words = (*words, "-dev", "RPC0/local:CPU:1", "--split=memory")
     process = subprocess.Popen(
         [*COMMAND, "-m", model, *words, "--progress", "-o", "json"],
         stdout=subprocess.PIPE,

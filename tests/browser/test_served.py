@@ -13,7 +13,8 @@ from e2e.processes import Command, children, family, kill, running, wait_for
 
 # words of no meaning, and more of them than anybody waits for
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-OPTIONS = ("--local-workers", "2", "-t", "1", "-np", "2", "-c", "4096", "--temp", "0", "-q")
+SPLIT = "--split=memory"
+OPTIONS = (SPLIT, "--local-workers", "2", "-t", "1", "-np", "2", "-c", "4096", "--temp", "0", "-q")
 QUESTION = "What is it?"
 
 

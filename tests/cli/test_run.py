@@ -209,7 +209,8 @@ def test_local_workers_come_before_endpoints_of_the_environment(smollm2, capsys,
 def test_a_trace_of_a_run(smollm2, tmp_path, capsys):
     path = tmp_path / "t.json"
     args = ["-m", str(smollm2), "-p", "One two three", "-n", "4", "--temp", "0"]
-    assert cli_main.main(["run", *args, "--local-workers", "2", "--trace", str(path)]) == 0
+    args += ["--split=memory", "--local-workers", "2", "--trace", str(path)]
+    assert cli_main.main(["run", *args]) == 0
     read = json.loads(path.read_text())
     check(read)
     assert len([span for span in on_track(read, "RPC1") if span["name"] == "graph"]) >= 4

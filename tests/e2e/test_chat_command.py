@@ -27,7 +27,7 @@ def workers():
 @pytest.fixture
 def words(workers, smollm2):
     endpoints = ",".join(worker.endpoint for worker in workers)
-    return (*WORDS, "-m", str(smollm2), "--rpc", endpoints)
+    return (*WORDS, "-m", str(smollm2), "--rpc", endpoints, "--split=memory")
 
 
 @pytest.fixture
@@ -43,7 +43,8 @@ def shown(text: str) -> int:
 def test_a_talk(smollm2, environment, tmp_path):
     """With workers of its own, which Ctrl-C must not reach."""
     saved = tmp_path / "a talk"
-    local = (*WORDS, "--chat-template", PLAIN, "-m", str(smollm2), "--local-workers", "2")
+    local = (*WORDS, "--chat-template", PLAIN, "-m", str(smollm2))
+    local += ("--local-workers=2", "--split=memory")
     with terminal(*local, environment=environment) as screen:
         screen.shows("on RPC0, RPC1; /help")
         screen.say(COUNT)

@@ -163,7 +163,7 @@ def test_an_error_does_not_go_to_stdout_without_a_stderr():
 def test_a_worker_that_is_killed_in_a_long_prompt(smollm2):
     with running(
         *("bench", "-m", str(smollm2), "-p", "4096", "-n", "0", "-ub", "64", "-r", "1"),
-        *("--no-warmup", "--progress", "--local-workers", "2"),
+        *("--no-warmup", "--progress", "--local-workers=2", "--split=memory"),
     ) as bench:
         wait_for(lambda: bench.says("prompt run 1/1"))
         bench.meet_family()
@@ -198,7 +198,7 @@ DECODE = ("bench", "-p", "0", "-n", "2000", "-r", "1", "--no-warmup", "--progres
     ids=["load", "prompt", "prompt, twice", "decode"],
 )
 def test_ctrl_c_ends_a_bench_and_its_workers(words, phase, presses, smollm2):
-    with running(*words, "-m", str(smollm2), "--local-workers", "2") as bench:
+    with running(*words, "-m", str(smollm2), "--local-workers=2", "--split=memory") as bench:
         wait_for(lambda: bench.says(phase))
         time.sleep(0.05 if words is LOADING else 0.4)
         for _ in range(presses):
@@ -211,7 +211,8 @@ def test_ctrl_c_ends_a_bench_and_its_workers(words, phase, presses, smollm2):
 
 
 def test_ctrl_c_ends_a_run_in_its_prompt(smollm2):
-    options = ("-m", str(smollm2), "-ub", "64", "-n", "4", "-q", "--local-workers", "2")
+    options = ("-m", str(smollm2), "-ub", "64", "-n", "4", "-q")
+    options += ("--local-workers=2", "--split=memory")
     with running("run", "-p", LONG, *options) as run:
         wait_for(lambda: len(run.meet_family()) >= 4)
         wait_for(lambda: sum(map(_seconds, run.meet_family())) > 3.0)
@@ -223,7 +224,8 @@ def test_ctrl_c_ends_a_run_in_its_prompt(smollm2):
 
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_ends_a_run_while_it_writes(presses, smollm2):
-    options = ("-m", str(smollm2), "-n", "2000", "--temp", "0", "-q", "--local-workers", "2")
+    options = ("-m", str(smollm2), "-n", "2000", "--temp", "0", "-q")
+    options += ("--local-workers=2", "--split=memory")
     with running("run", "-p", "One, two, three,", *options) as run:
         wait_for(lambda: len(run.text) > 5)
         for _ in range(presses):
@@ -247,7 +249,8 @@ def test_ctrl_c_while_connecting(smollm2):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_a_command_that_is_killed(number, smollm2):
-    options = ("-m", str(smollm2), "-n", "2000", "--temp", "0", "-q", "--local-workers", "2")
+    options = ("-m", str(smollm2), "-n", "2000", "--temp", "0", "-q")
+    options += ("--local-workers=2", "--split=memory")
     with running("run", "-p", "One, two, three,", *options) as run:
         wait_for(lambda: len(run.text) > 5)
         run.meet_family()

@@ -300,7 +300,9 @@ def test_a_head_that_stood_still_goes_on(pair, smollm2):
     """Its clock went on, its worker's answer has been there all the time."""
     options = ["-m", str(smollm2), "-p", "One, two, three,", "-n", "40", "--temp", "0"]
     run = subprocess.Popen(
-        command("run", *options, "--timeout", "1", "--rpc", ",".join(endpoints(pair))),
+        command(
+            "run", *options, "--timeout=1", "--split=memory", "--rpc", ",".join(endpoints(pair))
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -87,7 +87,8 @@ def test_ctrl_c_while_it_loads(pair, smollm2):
     held, free = pair.sessions()
     with HeldLink(pair.endpoints[0], 5 * MB) as link:
         endpoints = f"{link.endpoint},{pair.endpoints[1]}"
-        with running("run", "-q", "-m", str(smollm2), "-p", "x", "--rpc", endpoints) as run:
+        words = ("run", "-q", "-m", str(smollm2), "-p", "x", "--split=memory")
+        with running(*words, "--rpc", endpoints) as run:
             wait_for(lambda: link.held)
             wait_for(lambda: resident(free) > TOTALS[1] / 2)
             run.interrupt()
@@ -104,7 +105,8 @@ def test_ctrl_c_while_it_loads(pair, smollm2):
 def test_a_head_that_is_killed_while_it_loads(pair, smollm2):
     with HeldLink(pair.endpoints[0], 5 * MB) as link:
         endpoints = f"{link.endpoint},{pair.endpoints[1]}"
-        with running("run", "-q", "-m", str(smollm2), "-p", "x", "--rpc", endpoints) as run:
+        words = ("run", "-q", "-m", str(smollm2), "-p", "x", "--split=memory")
+        with running(*words, "--rpc", endpoints) as run:
             wait_for(lambda: link.held)
             kill(run.process.pid)
             run.finish()

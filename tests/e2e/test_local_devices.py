@@ -49,7 +49,7 @@ def observe(model: Model) -> list[np.ndarray]:
 
 
 def words(smollm2, *more: str) -> tuple[str, ...]:
-    return ("run", "-m", str(smollm2), "--temp", "0", *more)
+    return ("run", "-m", str(smollm2), "--temp", "0", "--split=memory", *more)
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "relay"])

@@ -414,7 +414,8 @@ def test_run_shows_what_it_takes(smollm2):
 
 def test_run_says_which_device_gets_nothing(smollm2):
     with caravan.Worker("CPU:1,CPU:1", options=("--max-memory", "20MiB,1GiB")) as worker:
-        code, _, told = run("-m", str(smollm2), "--rpc", worker.endpoint, "-c", "512")
+        options = ("--rpc", worker.endpoint, "-c", "512", "--split=memory")
+        code, _, told = run("-m", str(smollm2), *options)
     assert code == 0
     assert told.splitlines()[0] == "caravan: RPC0 gets no layers; free 20.0 MiB"
 

@@ -21,13 +21,13 @@ def workers():
 @pytest.fixture
 def words(workers, smollm2):
     endpoints = ",".join(worker.endpoint for worker in workers)
-    return (*WORDS, "-m", str(smollm2), "--rpc", endpoints)
+    return (*WORDS, "-m", str(smollm2), "--rpc", endpoints, "--split=memory")
 
 
 @pytest.fixture(scope="module")
 def expected(workers, smollm2):
     endpoints = ",".join(worker.endpoint for worker in workers)
-    with running(*WORDS, "-q", "-m", str(smollm2), "--rpc", endpoints) as run:
+    with running(*WORDS, "-q", "-m", str(smollm2), "--rpc", endpoints, "--split=memory") as run:
         assert run.finish() == 0
         return run.text
 
@@ -69,7 +69,7 @@ def test_it_does_not_where_that_is_not_wanted(workers, words):
 
 
 def test_local_workers_are_started_again(smollm2, expected):
-    options = ("-m", str(smollm2), "--local-workers", "2", "-t", "1")
+    options = ("-m", str(smollm2), "--local-workers=2", "--split=memory", "-t", "1")
     with running(*WORDS, *options) as run:
         wait_for(lambda: len(run.text) > 5)
         run.meet_family()

@@ -49,7 +49,7 @@ def test_a_model_with_a_missing_part_is_refused_before_anything_starts(files, tm
     with pytest.raises(ModelError, match=r"m-00002-of-00003\.gguf, m-00003-of-00003\.gguf$"):
         Model(alone)
     for words in (("run", "-p", "x"), ("bench", "-p", "1", "-n", "0")):
-        done = command(*words, "-m", str(alone), "--local-workers", "2")
+        done = command(*words, "-m", str(alone), "--local-workers=2", "--split=memory")
         assert_one_line(done, "m-00002-of-00003.gguf, m-00003-of-00003.gguf")
 
 

@@ -144,7 +144,7 @@ def test_the_beginning_is_forgotten(mix, servers, workers, folder, smollm2, toke
 def test_bench(count, servers, smollm2):
     done = command(
         *("bench", "-m", str(smollm2), "--rpc", ",".join(servers[:count])),
-        *("-p", "32", "-n", "4", "-ub", "16", "-r", "1", "-o", "json"),
+        *("-p", "32", "-n", "4", "-ub", "16", "-r", "1", "-o", "json", "--split=memory"),
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
@@ -167,6 +167,7 @@ def test_run(mix, servers, workers, folder, smollm2):
         "0",
         "-c",
         "64",
+        "--split=memory",
     )
     environment = {**os.environ, "CARAVAN_LIBRARY": str(folder)}
     texts = [

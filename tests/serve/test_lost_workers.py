@@ -62,6 +62,7 @@ def server(workers, tmp_path) -> Iterator[tuple[Command, str]]:
     path = tiny.write(tmp_path / "tiny.gguf")
     endpoints = ",".join(worker.endpoint for worker in workers)
     options = ("--rpc", endpoints, "-c", "512", "-np", str(len(SEEDS)), "-ub", "32", "-b", "64")
+    options += ("--split=memory",)
     options += ("--resume-wait", str(PATIENCE))
     with serving("-m", str(path), *options) as found:
         yield found

@@ -42,7 +42,8 @@ def serving(*options: str) -> Iterator[tuple[Command, str]]:
 
 @pytest.fixture(scope="module")
 def url(smollm2) -> Iterator[str]:
-    options = ("-m", str(smollm2), "--local-workers", "2", "-t", "1", "-c", "512", "-q")
+    options = ("-m", str(smollm2), "-t", "1", "-c", "512", "-q")
+    options += ("--local-workers=2", "--split=memory")
     with serving(*options) as (_, found):
         yield found
 
@@ -289,7 +290,8 @@ def test_a_second_signal_ends_at_once(alone):
 def test_a_worker_that_is_gone_for_good_ends_it(smollm2):
     """Every answer with it, in a word."""
     body = {"prompt": "Once", "max_tokens": -1, "stream": True, "ignore_eos": True}
-    options = ("-m", str(smollm2), "-c", "256", "-q", "--local-workers", "2", "--no-resume")
+    options = ("-m", str(smollm2), "-c", "256", "-q", "--no-resume")
+    options += ("--local-workers=2", "--split=memory")
     with serving(*options) as (server, url):
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=BOUND) as reply:
             lines = reply.iter_lines()
@@ -329,6 +331,7 @@ def test_a_worker_that_dies_under_load_makes_eight_streams_pause(smollm2):
     with Worker("CPU:1") as one, Worker("CPU:1") as other, ThreadPoolExecutor(8) as pool:
         endpoints = f"{one.endpoint},{other.endpoint}"
         options = ("-m", str(smollm2), "--rpc", endpoints, "-np", "8", "-c", "256")
+        options += ("--split=memory",)
         with serving(*options) as (server, url):
             answers = [pool.submit(ask, url, number) for number in range(8)]
             for _ in range(16):
@@ -401,7 +404,7 @@ def test_what_cannot_be_is_told_before_anything_is_loaded(alone, tmp_path):
 def test_a_model_for_embeddings_alone(tmp_path):
     path = tmp_path / "model.gguf"
     architectures.make(path, "nomic-bert", vocabulary=True)
-    with serving("-m", str(path), "--local-workers", "2") as (_, url):
+    with serving("-m", str(path), "--local-workers=2", "--split=memory") as (_, url):
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             found = client.embeddings.create(model="x", input=["a camel", "a"]).data
             assert [len(one.embedding) for one in found] == [64, 64]
