@@ -104,7 +104,9 @@ def test_long_lists_of_devices_go_on_below(width=80):
 
 
 def test_what_is_left_out_is_told():
-    found = plan(*[option((0,), (31,))] * 11)
+    options = [option((n,), (31,)) for n in range(11)]
+    # another order of the same devices is not shown
+    found = plan(option((0, 1), (16, 15)), option((1, 0), (15, 16)), *options[1:], count=11)
     assert "… and 3 more (--top 11 shows all)" in table.told(found, 8, 80)
     assert not any("more" in line for line in table.told(found, 11, 80))
 
@@ -133,6 +135,8 @@ def test_names_and_counts_are_short():
     assert table.names(["RPC0", "RPC1"]) == "RPC0/RPC1"
     assert table.names(["RPC8", "RPC9", "RPC10", "CPU"]) == "RPC8…RPC10/CPU"
     assert table.names(["big", "big", "big"]) == "big/big/big"
+    assert table.names(["a3", "a2", "a1", "a2", "a3", "a4"]) == "a3…a1/a2…a4"
+    assert table.names(["a1", "b2", "a3", "a5"]) == "a1/b2/a3/a5"
     assert table.counts([5, 5, 5, 6, 6]) == "3x5/6/6"
 
 

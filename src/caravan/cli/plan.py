@@ -117,6 +117,10 @@ def command(**options: Any) -> int:
     description, and what the devices do together is simulated. The exit code is 1 if nothing fits.
     """
     wish = wish_of(options)
+    if options["plot"] is not None:
+        from caravan.plan.picture import check_path
+
+        check_path(options["plot"])
     path = model_path(options["model"])
 
     from caravan import engine
@@ -126,10 +130,10 @@ def command(**options: Any) -> int:
     with _found(options, path, wish, step) as (setting, work, devices):
         plan = _planned(path, wish, setting)
         rows = _verified(path, wish, plan, devices, step) if options["verify"] else None
-    if options["plot"] is not None:
+    if options["plot"] is not None and plan.best is not None:
         from caravan.plan.picture import draw
 
-        draw(plan, options["plot"], max(wish.prompts))
+        draw(plan, options["plot"], max(wish.prompts), model=path.stem)
     if options["as_json"]:
         from caravan.cli.plan_record import record
 

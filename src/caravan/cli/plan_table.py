@@ -17,20 +17,30 @@ from caravan.plan.verify import Check, errors
 
 _GAP = 2
 _NARROW = 8  # what a column of names is wrapped to at least
+_DEVICES = 16  # whose memory is shown
 _LEFT = 2  # columns of text; those of numbers stand to the right
 _HEADINGS = ("DEVICES", "LAYERS", "PROMPT", "PP t/s", "", "TG t/s", "", "TTFT")
 
 
 def told(plan: Plan, top: int, width: int) -> list[str]:
     """All of it, for a terminal so many characters wide."""
-    lines = [*textwrap.wrap(plan.advice, width), "", *choices(plan, plan.options[:top], width)]
-    more = len(plan.options) - top
+    options = one_of_each(plan.options)
+    lines = [*textwrap.wrap(plan.advice, width), "", *choices(plan, options[:top], width)]
+    more = len(options) - top
     if more > 0:
-        lines.append(f"… and {more} more (--top {len(plan.options)} shows all)")
+        lines.append(f"… and {more} more (--top {len(options)} shows all)")
     if plan.best is not None:
         lines += ["", *memory(plan.best.needs)]
     lines += ["", *textwrap.wrap(" ".join(_notes(plan)), width)]
     return lines
+
+
+def one_of_each(options: Sequence[Option]) -> list[Option]:
+    """The best order of each set of devices."""
+    found: dict[frozenset[int], Option] = {}
+    for option in options:
+        found.setdefault(frozenset(option.devices), option)
+    return list(found.values())
 
 
 def choices(plan: Plan, options: Sequence[Option], width: int) -> list[str]:
@@ -136,7 +146,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def names(devices: Sequence[str]) -> str:
-    """`RPC0/RPC1`, and `RPC0…RPC7` for three and more in a row."""
+    """`RPC0/RPC1`, and `RPC0…RPC7` for three and more in a row, up or down."""
     parts = []
     for run in _runs(devices):
         parts += [f"{run[0]}…{run[-1]}"] if len(run) > 2 else run
@@ -145,19 +155,25 @@ def names(devices: Sequence[str]) -> str:
 
 def _runs(devices: Sequence[str]) -> Iterator[list[str]]:
     run: list[str] = []
+    step = 0
     for name in devices:
-        if run and _after(run[-1]) != name:
+        ahead = _steps(run[-1], name) if run else 0
+        if run and (not ahead or (len(run) > 1 and ahead != step)):
             yield run
             run = []
         run.append(name)
+        step = ahead
     if run:
         yield run
 
 
-def _after(name: str) -> str:
-    """`RPC1` for `RPC0`; empty for a name without a number."""
-    match = re.fullmatch(r"(.*?)(\d+)", name)
-    return f"{match[1]}{int(match[2]) + 1}" if match else ""
+def _steps(name: str, following: str) -> int:
+    """1 from `RPC0` to `RPC1`, -1 back, 0 between all that are no neighbours."""
+    one, other = (re.fullmatch(r"(.*?)(\d+)", text) for text in (name, following))
+    if one is None or other is None or one[1] != other[1]:
+        return 0
+    ahead = int(other[2]) - int(one[2])
+    return ahead if abs(ahead) == 1 else 0
 
 
 def counts(layers: Sequence[int]) -> str:
@@ -206,12 +222,14 @@ def lacking(needs: Sequence[DeviceNeeds]) -> str:
 def memory(needs: Sequence[DeviceNeeds]) -> list[str]:
     """A line for each device of what is planned."""
     rows: list[tuple[str, ...]] = [("MEMORY", "WEIGHTS", "KV CACHE", "COMPUTE", "ALL", "FREE")]
-    for need in needs:
+    for need in needs[:_DEVICES]:
         sizes = (need.weights, need.kv, need.compute, need.need)
         free = size(need.free) if need.total else "-"
         rows.append((need.name, *(size(number) for number in sizes), free))
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    return [_aligned(row, widths, 1) for row in rows]
+    lines = [_aligned(row, widths, 1) for row in rows]
+    more = len(needs) - _DEVICES
+    return [*lines, f"… and {more} more"] if more > 0 else lines
 
 
 _WHAT = {
