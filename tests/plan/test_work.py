@@ -200,3 +200,14 @@ def test_between_the_points_times_are_those_of_the_graph_itself(work, files):
         (graph,) = step.graphs
         real = nanoseconds(Table(graph.rows, graph.n_nodes), speed) / 1e9
         assert grid.at(step.n_tokens, step.n_kv).sum() == pytest.approx(real, rel=0.03)
+
+
+def test_two_sequences_take_longer_than_one_where_only_one_and_three_were_looked_at(work, files):
+    speed = Speed(gflops=40, gbps=4)
+    grid = work.times(DeviceProfile("some", gflops=speed.gflops, gbps=speed.gbps)).decode
+    with Rehearsal(files["llama"], ModelParams()) as rehearsal:
+        context = ContextParams(n_ctx=2 * 1024, n_ubatch=128)
+        (step,) = rehearsal.run(context, [Step(1, "all", at=1023)], 2)
+    (graph,) = step.graphs
+    real = nanoseconds(Table(graph.rows, graph.n_nodes), speed) / 1e9
+    assert grid.at(2, 1024).sum() == pytest.approx(real, rel=0.03)

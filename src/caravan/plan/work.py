@@ -180,10 +180,16 @@ class ModelWork:
             for j, n_kv in enumerate(kv):
                 low = table[max(n for n in known if n <= n_tokens), n_kv]
                 high = table[min(n for n in known if n >= n_tokens), n_kv]
-                flops, moved = _between(low, high, n_tokens)
-                node = np.maximum(flops / device.gflops, moved / device.gbps) * 1e-9
-                seconds[i, j] = self._by_layer(low, node)
+                seconds[i, j] = self._seconds(low, high, n_tokens, device)
         return Grid(tuple(tokens), tuple(kv), seconds)
+
+    def _seconds(self, low: Point, high: Point, n_tokens: int, device: DeviceProfile) -> F64:
+        part = (n_tokens - low.n_tokens) / max(1, high.n_tokens - low.n_tokens)
+        if low.graph.n_nodes == high.graph.n_nodes:
+            return self._by_layer(low, _node_seconds(_between(low.costs, high.costs, part), device))
+        # of several sequences there are other nodes than of one
+        one, other = (self._by_layer(p, _node_seconds(p.costs, device)) for p in (low, high))
+        return one + (other - one) * part
 
     def _by_layer(self, point: Point, values: F64) -> F64:
         return np.asarray(np.bincount(point.layers, values, self.n_layer + 1), np.float64)
@@ -197,15 +203,17 @@ def _powers(first: int, last: int) -> Iterable[int]:
         number *= 2
 
 
-def _between(low: Point, high: Point, n_tokens: int) -> tuple[F64, F64]:
-    """Operations and bytes of each node of `low` for another number of tokens: straight lines, as
-    nearly all ops go by the tokens."""
-    flops, moved = low.costs
-    if low is high or low.graph.n_nodes != high.graph.n_nodes:
-        return flops, moved
-    part = (n_tokens - low.n_tokens) / (high.n_tokens - low.n_tokens)
-    more_flops, more_moved = high.costs
+def _between(low: tuple[F64, F64], high: tuple[F64, F64], part: float) -> tuple[F64, F64]:
+    """Operations and bytes of each node for another number of tokens: straight lines, as nearly all
+    ops go by the tokens."""
+    flops, moved = low
+    more_flops, more_moved = high
     return flops + (more_flops - flops) * part, moved + (more_moved - moved) * part
+
+
+def _node_seconds(costs: tuple[F64, F64], device: DeviceProfile) -> F64:
+    flops, moved = costs
+    return np.asarray(np.maximum(flops / device.gflops, moved / device.gbps) * 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
