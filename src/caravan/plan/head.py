@@ -18,9 +18,9 @@ from caravan.llm.rehearsal import KV_STEP, Rehearsed, Step
 from caravan.plan.pipeline import HeadTimes, Traffic
 
 _REPEATS = 3
-_DECODES = 4
+_DECODES = 10
 # Of the head between two decode steps: a few milliseconds of rest, and all takes thrice as long.
-_REST = 0.01
+_REST = 0.004
 _F32 = 4
 
 
