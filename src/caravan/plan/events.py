@@ -271,10 +271,11 @@ class Device:
 
     def check(self, nodes: float, done: Do) -> None:
         """Look at a new graph of so many nodes, beside what is computed."""
-        if not nodes or not self._profile.check:
+        seconds = self._profile.check_graph + nodes * self._profile.check
+        if not seconds:
             done()
             return
-        self._checked = max(self.clock.now, self._checked) + nodes * self._profile.check
+        self._checked = max(self.clock.now, self._checked) + seconds
         self.clock.at(self._checked, done)
 
     def go_on(self) -> None:

@@ -47,6 +47,7 @@ class DeviceProfile:
         host: those of one host share its processors; empty: nobody knows.
         check: seconds for each node of a new graph until it can be computed; the device itself
             goes on with what it has meanwhile.
+        check_graph: for a new graph as such, beside its nodes.
         copy: bytes a second that it takes from another device, or gives to one, during which it
             computes nothing.
         threads: processors of its host that it takes while it computes; 0: none.
@@ -63,6 +64,7 @@ class DeviceProfile:
     check: float = 0.0
     copy: float = math.inf
     threads: float = 0.0
+    check_graph: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
