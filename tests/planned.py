@@ -72,7 +72,9 @@ def setting(
 def score(where: Setting, devices: Sequence[int], counts: Sequence[int], jobs: Sequence[Job]):
     """The mean of the jobs' seconds: of the logarithms, and back."""
     pipeline = Pipeline(where, tuple(devices), tuple(int(count) for count in counts))
-    return math.exp(sum(math.log(job_seconds(pipeline, job)) for job in jobs) / len(jobs))
+    return math.exp(
+        sum(math.log(max(job_seconds(pipeline, job), 1e-9)) for job in jobs) / len(jobs)
+    )
 
 
 def best_score(where: Setting, devices: Sequence[int], jobs: Sequence[Job], layers, room):

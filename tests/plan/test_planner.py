@@ -169,6 +169,12 @@ def test_many_devices(monkeypatch):
         assert all(speed.pp > 0 and speed.tg > 0 and speed.ttft > 0 for speed in option.speeds)
 
 
+def test_equal_devices_make_no_options_that_are_alike():
+    found = plan(setting([1.0] * 12, 30), prompts=(512,), concurrency=(1, 4))
+    used = [len(option.devices) for option in found.options]
+    assert len(used) == len(set(used))
+
+
 @pytest.mark.parametrize(
     ("prompts", "concurrency", "generate", "words"),
     [

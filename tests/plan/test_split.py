@@ -49,6 +49,14 @@ def test_a_prompt_is_balanced_by_speed():
     assert best_counts(setting([1.0, 3.0]), (0, 1), PROMPTS, [1] * 31, [31] * 2) == (7, 24)
 
 
+@pytest.mark.parametrize("generate", [0, 1, 64])
+def test_jobs_without_a_prompt(way, generate):
+    where = setting([1.0, 3.0])
+    assert best_counts(where, (0, 1), [Job(0, generate, 1)], [1] * 31, [31, 20]) is not None
+    if generate:
+        assert best_counts(where, (0, 1), [Job(0, generate, 1)], [1] * 31, [31] * 2) == (0, 31)
+
+
 def test_a_slow_link_is_not_crossed():
     where = setting([1.0, 1.0], ms=2000.0, gbit=0.001)
     assert 0 in best_counts(where, (0, 1), MIXED, [1] * 31, [31] * 2)
@@ -96,11 +104,11 @@ def test_what_was_played_is_not_played_again(monkeypatch):
 
 NUMBERS = st.floats(0.2, 8.0)
 JOB = st.builds(
-    Job, st.sampled_from([32, 300, 600, 2000]), st.sampled_from([0, 16, 256]), st.integers(1, 6)
+    Job, st.sampled_from([0, 32, 300, 600, 2000]), st.sampled_from([0, 16, 256]), st.integers(1, 6)
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     speeds=st.tuples(NUMBERS, NUMBERS, NUMBERS),
     ms=st.sampled_from([0.0, 0.1, 3.0, 30.0]),

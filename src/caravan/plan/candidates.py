@@ -29,7 +29,7 @@ def orders(setting: Setting, room: Sequence[int]) -> Iterator[tuple[int, ...]]:
         room: bytes for layers on each device of the cluster; those without any are not used.
     """
     usable = [number for number, space in enumerate(room) if space > 0]
-    kinds = _Kinds(setting, room)
+    kinds = Kinds(setting, room)
     if len(usable) <= _FEW:
         found = kinds.distinct(_everything(usable))
     else:
@@ -44,8 +44,12 @@ def _everything(usable: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield from itertools.permutations(usable, size)
 
 
-class _Kinds:
-    """Which devices are alike."""
+class Kinds:
+    """Which devices are alike.
+
+    Args:
+        room: bytes for layers on each device of the cluster.
+    """
 
     def __init__(self, setting: Setting, room: Sequence[int]) -> None:
         self._cluster = setting.cluster
@@ -67,12 +71,13 @@ class _Kinds:
         """Without those that are like one before."""
         seen = set()
         for devices in found:
-            looks = self._looks(devices)
+            looks = self.looks(devices)
             if looks not in seen:
                 seen.add(looks)
                 yield devices
 
-    def _looks(self, devices: tuple[int, ...]) -> tuple[object, ...]:
+    def looks(self, devices: tuple[int, ...]) -> tuple[object, ...]:
+        """The same for orders that differ in nothing but equal devices with equal links."""
         hosts = [self._cluster.devices[number].host for number in devices]
         # a device may get no layers, and the one before it hands on to the one after it
         pairs: Iterable[tuple[int, int]]

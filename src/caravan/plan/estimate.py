@@ -22,6 +22,7 @@ from caravan.plan.times import DeviceTimes
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
+_NOTHING = 1e-9  # seconds
 _CELLS = 256  # the engine looks at so many entries of the KV cache together
 
 
@@ -33,6 +34,16 @@ def n_kv(position: int) -> int:
 def depth(job: Job) -> int:
     """Tokens that are there in the middle of what it writes."""
     return job.prompt + job.generate // 2
+
+
+def n_steps(job: Job) -> int:
+    """Decode steps of each request: its first token comes with the prompt, if there is one."""
+    return max(0, job.generate - 1) if job.prompt else job.generate
+
+
+def logarithm(seconds: F64) -> F64:
+    """Also of nothing at all."""
+    return np.asarray(np.log(np.maximum(seconds, _NOTHING)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +138,12 @@ class Estimator:
 
     def score(self, devices: Sequence[int], counts: I64) -> F64:
         """(splits,) sums of the logarithms of all jobs' seconds; arguments as for `parts`."""
-        return np.asarray(np.log(self.seconds(devices, counts)).sum(axis=0))
+        return np.asarray(logarithm(self.seconds(devices, counts)).sum(axis=0))
 
     def seconds(self, devices: Sequence[int], counts: I64) -> F64:
         """(jobs, splits) seconds of each job; arguments as for `parts`."""
         prompts, steps = self.parts(devices, counts)
-        again = np.array([[max(0, job.generate - 1)] for job in self.jobs])
+        again = np.array([[n_steps(job)] for job in self.jobs])
         return np.asarray(prompts + again * steps)
 
     def parts(self, devices: Sequence[int], counts: I64) -> tuple[F64, F64]:
@@ -158,9 +169,8 @@ class Estimator:
     def _loads(self, job: Job) -> JobLoads:
         size = self.setting.n_ubatch
         ends = [*range(size, job.prompt, size), job.prompt]
-        batches = [
-            (end - start, n_kv(end)) for start, end in zip([0, *ends[:-1]], ends, strict=True)
-        ]
+        starts = [0, *ends[:-1]]
+        batches = [(end - at, n_kv(end)) for at, end in zip(starts, ends, strict=True)]
         return JobLoads(
             self._load(batches[:1], outputs=int(len(batches) == 1), times=1),
             self._load(batches[-1:], outputs=1, times=1),
@@ -168,7 +178,10 @@ class Estimator:
         )
 
     def _load(self, batches: list[tuple[int, int]], outputs: int, times: int) -> Load:
-        """Some micro-batches, as many `times`; with `outputs` the last has logits."""
+        """Some micro-batches, as many `times`; with `outputs` the last has logits. One without
+        tokens is none.
+        """
+        times = times if batches[0][0] else 0
 
         def seconds(device: DeviceTimes) -> F64:
             layers = np.sum([device.prompt.at(*batch) for batch in batches], axis=0)
@@ -232,6 +245,8 @@ class _Way:
     def prompt(self, number: int) -> F64:
         """(splits,) seconds until all prompts of job `number` have been read."""
         loads = self._estimator.loads[number]
+        if not loads.all.tokens:
+            return np.zeros(len(self._stages))
         head, stages = self._estimator.setting.head, self._stages
         logits = self._estimator.setting.traffic.logits
         fill, drain, work = (self._compute(x) for x in (loads.first, loads.last, loads.all))

@@ -89,7 +89,8 @@ def _least(problem: Problem, kind: Kind) -> float:
         steps = np.linspace(low, high, 33)
         first = int(np.argmax(_possible(problem, kind, steps)))
         low, high = steps[max(first - 1, 0)], steps[first]
-    return float(high)
+    # nothing at all may be a bound, and has no multiples
+    return max(float(high), np.finfo(np.float64).tiny)
 
 
 def _possible(problem: Problem, kind: Kind, bounds: F64) -> NDArray[np.bool_]:

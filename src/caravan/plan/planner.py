@@ -15,7 +15,7 @@ from caravan.errors import UsageError
 from caravan.llm.needs import DeviceNeeds
 from caravan.llm.placement import filled_layers
 from caravan.plan.advice import advise
-from caravan.plan.candidates import orders
+from caravan.plan.candidates import Kinds, orders
 from caravan.plan.crossing import Race
 from caravan.plan.job import Job
 from caravan.plan.memory import MemoryModel
@@ -134,15 +134,16 @@ class _Planner:
     def _drafts(self) -> tuple[list[_Draft], list[Option]]:
         """What fits, with splits by estimate; and the single devices that do not."""
         rooms = self._memory.room(self._sizes)
-        found: dict[tuple[int, ...], _Draft] = {}
+        kinds = Kinds(self._setting, rooms)
+        found: dict[object, _Draft] = {}
         small = [number for number, room in enumerate(rooms) if room <= 0]
         for devices in orders(self._setting, rooms):
             draft = self._fitted(devices)
             if draft is not None:
-                # others may have led to the same devices
-                known = found.setdefault(draft.devices, draft)
-                if draft.score < known.score:
-                    found[draft.devices] = draft
+                # others, without those that get nothing, may have led to the same
+                looks = kinds.looks(draft.devices)
+                if draft.score < found.setdefault(looks, draft).score:
+                    found[looks] = draft
             elif len(devices) == 1:
                 small += devices
         whole = self._setting.n_layer + 1

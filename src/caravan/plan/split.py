@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from caravan.plan.estimate import F64, I64, Estimator, depth
+from caravan.plan.estimate import F64, I64, Estimator, depth, logarithm, n_steps
 from caravan.plan.job import Job
 from caravan.plan.ladder import Kind, Problem, all_splits, ladder
 from caravan.plan.pipeline import Pipeline, Setting
@@ -138,10 +138,10 @@ class Search:
         """The sum of the logarithms of all jobs' seconds, by the simulator."""
         times = self.played(devices, counts)
         jobs = self.estimator.jobs
-        return sum(
-            math.log(prompt + max(0, job.generate - 1) * step)
-            for job, (prompt, step) in zip(jobs, times, strict=True)
-        )
+        seconds = [
+            prompt + n_steps(job) * step for job, (prompt, step) in zip(jobs, times, strict=True)
+        ]
+        return float(logarithm(np.array(seconds)).sum())
 
     def played(
         self, devices: Sequence[int], counts: Sequence[int]
@@ -194,7 +194,7 @@ class Search:
         numbers = np.asarray(devices)
         n_devices, n_layers = len(devices), len(self._borders) - 1
         even = np.diff(np.arange(n_devices + 1) * n_layers // n_devices)[None, :]
-        weights = 1 / self.estimator.seconds(devices, even)[:, 0]
+        weights = 1 / np.maximum(self.estimator.seconds(devices, even)[:, 0], 1e-9)
         return _Mixture(self.estimator, numbers, weights).problem(self._borders, room)
 
 
@@ -243,10 +243,11 @@ class _Mixture:
         sums, stage = [], []
         for number, job, _, weight in self._weighted:
             lanes = min(job.concurrency, len(self._devices))
-            if job.generate and lanes > 1:
+            steps = weight * n_steps(job) * lanes
+            if steps and lanes > 1:
                 step = self._estimator.step(number, -(-job.concurrency // lanes))
-                sums.append(weight * job.generate * lanes * step[self._devices])
-                stage.append(weight * job.generate * lanes * turn)
+                sums.append(steps * step[self._devices])
+                stage.append(steps * turn)
         return Kind(np.sum(sums, axis=0), np.sum(stage, axis=0)) if sums else None
 
     def _cost(self) -> Kind:
@@ -258,9 +259,10 @@ class _Mixture:
         for number, job, loads, weight in self._weighted:
             lanes = min(job.concurrency, len(devices))
             step = estimator.step(number, -(-job.concurrency // lanes))[devices]
-            own = estimator.graph[devices] + job.generate * estimator.turn[devices]
-            own = own + head.build_stage + job.generate * head.reuse_stage
-            sums = sums + weight * (loads.first.compute[devices] + job.generate * step)
+            steps = n_steps(job)
+            own = estimator.graph[devices] + steps * estimator.turn[devices]
+            own = own + head.build_stage + steps * head.reuse_stage
+            sums = sums + weight * (loads.first.compute[devices] + steps * step)
             stage = stage + weight * own
         return Kind(sums, stage)
 
@@ -272,8 +274,8 @@ class _Mixture:
         cost: F64 = np.zeros(seconds.shape)
         for _, job, loads, weight in self._weighted:
             lanes = min(job.concurrency, len(self._devices))
-            tokens = loads.first.tokens + job.generate * -(-job.concurrency // lanes)
-            messages = 1 + job.generate
+            tokens = loads.first.tokens + n_steps(job) * -(-job.concurrency // lanes)
+            messages = loads.first.count + n_steps(job)
             cost += weight * (messages * seconds + tokens * traffic.activation * per_byte)
         return cost
 
