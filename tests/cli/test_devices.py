@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -11,6 +12,7 @@ from caravan.cli import devices as devices_module
 from caravan.cli import main as cli_main
 from caravan.llm import opening
 from caravan.llm.survey import CopyFacts, DeviceFacts, Survey, survey
+from caravan.plan.cluster import parse_cluster
 from caravan.worker.local import Worker
 from llm.fakes import FakeDevice
 from servers import address_elsewhere
@@ -59,7 +61,7 @@ RPC1         RPC0         relay: cannot connect to it; cannot connect to it;
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> Survey:
     """What it prints as JSON."""
-    assert cli_main.main(["devices", "--json", *words]) == 0
+    assert cli_main.main(["devices", "--json", "--no-measure", *words]) == 0
     found = json.loads(capsys.readouterr().out)
     return Survey(
         [DeviceFacts(**device) for device in found["devices"]],
@@ -80,10 +82,11 @@ def test_for_people():
 def test_for_programs():
     lines = [line.split("\t") for line in devices_module._columns(FOUND)]
     assert lines[4] == [""]
-    assert {len(line) for line in lines[:4]} == {10}
-    assert {len(line) for line in lines[5:]} == {5}
-    assert lines[3] == ["CPU", "-", "CPU", "My CPU", "0.26.0", "2", str(GIB), str(GIB), "-", "-"]
-    assert lines[6] == ["local:CPU:1", "RPC0", "direct", "1234567", "-"]
+    assert {len(line) for line in lines[:4]} == {17}
+    assert {len(line) for line in lines[5:]} == {7}
+    assert lines[3][:8] == ["CPU", "-", "CPU", "My CPU", "0.26.0", "2", str(GIB), str(GIB)]
+    assert set(lines[3][8:]) == {"-"}
+    assert lines[6] == ["local:CPU:1", "RPC0", "direct", "1234567", "-", "-", "-"]
 
 
 def test_without_workers_it_lists_this_machines_own(capsys):
@@ -188,3 +191,73 @@ def test_an_unknown_device_and_a_worker_that_is_not_there(capsys):
     assert "no device 'RPC0'; there are: none" in capsys.readouterr().err
     assert cli_main.main(["devices", "--rpc", "127.0.0.1:1"]) == 1
     assert "refused" in capsys.readouterr().err
+
+
+MEASURED = replace(
+    FOUND,
+    devices=[
+        replace(
+            FOUND.devices[0],
+            host="lab1",
+            gflops=12345.6,
+            gbps=412.34,
+            graph_ns=12000,
+            turn_ns=45000,
+            round_trip_ns=234_567,
+            bytes_per_second=117e6,
+        ),
+        *FOUND.devices[1:],
+    ],
+    copies=[
+        *FOUND.copies[:1],
+        replace(FOUND.copies[1], latency_ns=60_000, bytes_per_second=1.5e9),
+        replace(FOUND.copies[2], latency_ns=60_000, bytes_per_second=5e9),
+    ],
+)
+TOLD_MEASURED = """\
+
+NAME          GFLOPS   GB/s  ROUND TRIP ms  TO IT MB/s
+RPC0         12345.6  412.3           0.23         117
+RPC1               -      -              -           -
+local:CPU:1        -      -              -           -
+CPU                -      -              -           -
+
+FROM         TO           COPIES
+RPC0         local:CPU:1  relay: no address to reach it
+local:CPU:1  RPC0         direct, round trip 1.23 ms, 1500 MB/s
+RPC0         RPC1         within the worker, 5000 MB/s
+"""
+
+
+def test_what_was_measured_for_people_and_for_programs():
+    told_all = "\n".join(devices_module._told(MEASURED, 80)) + "\n"
+    assert told_all.endswith(TOLD_MEASURED)
+    assert max(map(len, TOLD_MEASURED.splitlines())) <= 80
+    lines = [line.split("\t") for line in devices_module._columns(MEASURED)]
+    assert lines[0][10:] == ["lab1", "12345.6", "412.34", "12000", "45000", "234567", "117000000.0"]
+    assert lines[6][5:] == ["60000", "1500000000.0"]
+
+
+def test_devices_are_measured_and_can_be_planned_for(capsys, tmp_path, monkeypatch, scratch):
+    """What it prints as JSON is a cluster."""
+    monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path))
+    words = ["devices", "--json", "-dev", "local:sim:GFLOPS=100,GBPS=50,local:CPU:1"]
+    assert cli_main.main(words) == 0
+    out, err = capsys.readouterr()
+    assert err == "caravan: measuring, which takes a second for each device\n"
+    found = json.loads(out)
+    for device in found["devices"]:
+        assert device["gflops"] > 0 and device["gbps"] > 0 and device["host"] == "localhost"
+        assert device["round_trip_ns"] > 0 and device["bytes_per_second"] > 0
+    assert [copy["bytes_per_second"] > 0 for copy in found["copies"]] == [True, True]
+    cluster = parse_cluster(found)
+    assert [d.name for d in cluster.devices] == [d["name"] for d in found["devices"]]
+    assert cluster.link(0, 1).way == "direct"
+    # what is known is not measured again, unless that is wanted
+    assert cli_main.main(words) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    again = json.loads(out)
+    assert [d["gflops"] for d in again["devices"]] == [d["gflops"] for d in found["devices"]]
+    assert cli_main.main([*words, "--fresh"]) == 0
+    assert "measuring" in capsys.readouterr().err

@@ -1,13 +1,14 @@
-"""`caravan devices`: what there is to compute on, and how copies between any two devices go."""
+"""`caravan devices`: what there is to compute on, how fast, and how copies between devices go."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,11 +20,13 @@ from caravan.cli.tls_options import HEAD, tls_options
 from caravan.cli.tokens import token_option
 
 if TYPE_CHECKING:
+    from caravan.llm.devices import EngineDevice
     from caravan.llm.survey import CopyFacts, DeviceFacts, Survey
 
 _MIB = 1 << 20
 _HEADINGS = ("NAME", "KIND", "THREADS", "FREE MiB", "TOTAL MiB", "ENGINE", "PROTOCOL")
 _RIGHT = {2, 3, 4}
+_MEASURED = ("NAME", "GFLOPS", "GB/s", "ROUND TRIP ms", "TO IT MB/s")
 
 
 @click.command(
@@ -75,9 +78,17 @@ _RIGHT = {2, 3, 4}
     show_default=True,
     help="How long a worker may owe an answer.",
 )
+@click.option(
+    "--measure/--no-measure",
+    default=True,
+    show_default=True,
+    help="Measure speeds and links; the devices should have nothing else to do.",
+)
+@click.option("--fresh", is_flag=True, help="Measure also the devices whose speeds are known.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(**options: Any) -> None:
-    """List the devices that a model can be put on, and how copies between any two of them go.
+    """List the devices that a model can be put on, how fast they are, and how copies between any
+    two of them go.
 
     Those of the workers, then this machine's own, the CPU last.
     """
@@ -89,12 +100,64 @@ def command(**options: Any) -> None:
 
     with open_devices(workers, names) as devices:
         found = survey(devices, with_cpu=names in ([], ["none"]))
+        if options["measure"]:
+            found = _measured(found, devices, options["fresh"])
     if options["as_json"]:
         click.echo(json.dumps(asdict(found), indent=2))
     elif sys.stdout.isatty():
         click.echo("\n".join(_told(found, shutil.get_terminal_size().columns)))
     else:
         click.echo("\n".join(_columns(found)))
+
+
+def _measured(found: Survey, devices: Sequence[EngineDevice], fresh: bool) -> Survey:
+    """With what can be measured: of the workers' devices, and of the links to and between them."""
+    from caravan.backend import RemoteDevice
+    from caravan.plan.measure import measure_cluster
+
+    steps = 0
+
+    def say(step: str) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 1:
+            click.echo("caravan: measuring, which takes a second for each device", err=True)
+
+    remote = [device for device in devices if isinstance(device, RemoteDevice)]
+    cluster = measure_cluster(remote, fresh=fresh, on_step=say)
+    numbers = {device.name: number for number, device in enumerate(remote)}
+
+    def of_device(facts: DeviceFacts) -> DeviceFacts:
+        if facts.name not in numbers or facts.endpoint is None:
+            return facts
+        number = numbers[facts.name]
+        profile, link = cluster.devices[number], cluster.to_head[number]
+        return replace(
+            facts,
+            host=profile.host,
+            gflops=profile.gflops or None,
+            gbps=profile.gbps or None,
+            graph_ns=round(profile.graph * 1e9),
+            turn_ns=round(profile.turn * 1e9),
+            round_trip_ns=round(link.seconds * 2e9),
+            bytes_per_second=_finite(link.rate),
+        )
+
+    def of_copy(facts: CopyFacts) -> CopyFacts:
+        ends = numbers.get(facts.source, -1), numbers.get(facts.target, -1)
+        link = cluster.between.get(ends)
+        if link is None:
+            return facts
+        latency = round(link.seconds * 1e9)
+        return replace(facts, latency_ns=latency, bytes_per_second=_finite(link.rate))
+
+    return replace(
+        found, devices=[*map(of_device, found.devices)], copies=[*map(of_copy, found.copies)]
+    )
+
+
+def _finite(rate: float) -> float | None:
+    return rate if math.isfinite(rate) else None
 
 
 def _told(found: Survey, width: int) -> list[str]:
@@ -104,6 +167,7 @@ def _told(found: Survey, width: int) -> list[str]:
     told = [heading]
     for line, device in zip(lines, found.devices, strict=True):
         told += [line, *_about(device, width)]
+    told += _speeds(found)
     if not found.copies:
         return told
     rows = [("FROM", "TO", "COPIES"), *((c.source, c.target, "") for c in found.copies)]
@@ -117,6 +181,32 @@ def _told(found: Survey, width: int) -> list[str]:
         wrap.break_on_hyphens = wrap.break_long_words = False
         told += wrap.wrap(_way(copy))
     return told
+
+
+def _speeds(found: Survey) -> list[str]:
+    """A table of what was measured, if anything was."""
+    rows = [
+        (
+            device.name,
+            *(
+                "-" if value is None else f"{value:.{digits}f}"
+                for value, digits in (
+                    (device.gflops, 1),
+                    (device.gbps, 1),
+                    (_scaled(device.round_trip_ns, 1e6), 2),
+                    (_scaled(device.bytes_per_second, 1e6), 0),
+                )
+            ),
+        )
+        for device in found.devices
+    ]
+    if not any(cell != "-" for row in rows for cell in row[1:]):
+        return []
+    return ["", *_aligned([_MEASURED, *rows], {1, 2, 3, 4})]
+
+
+def _scaled(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
 
 
 def _cells(device: DeviceFacts) -> tuple[str, ...]:
@@ -150,11 +240,13 @@ def _about(device: DeviceFacts, width: int) -> list[str]:
 
 
 def _way(copy: CopyFacts) -> str:
+    parts = [{"direct": "direct", "within": "within the worker"}.get(copy.way, copy.way)]
     if copy.way == "direct" and copy.round_trip_ns is not None:
-        return f"direct, round trip {copy.round_trip_ns / 1e6:.2f} ms"
-    if copy.way == "within":
-        return "within the worker"
-    return f"{copy.way}: {copy.reason}" if copy.reason else copy.way
+        parts.append(f"round trip {copy.round_trip_ns / 1e6:.2f} ms")
+    if copy.bytes_per_second is not None:
+        parts.append(f"{copy.bytes_per_second / 1e6:.0f} MB/s")
+    told = ", ".join(parts)
+    return f"{told}: {copy.reason}" if copy.reason else told
 
 
 def _aligned(rows: Sequence[Sequence[str]], right: set[int]) -> list[str]:
@@ -182,10 +274,28 @@ def _columns(found: Survey) -> list[str]:
             d.memory_total,
             d.protocol,
             d.extension,
+            d.host,
+            d.gflops,
+            d.gbps,
+            d.graph_ns,
+            d.turn_ns,
+            d.round_trip_ns,
+            d.bytes_per_second,
         )
         for d in found.devices
     ]
-    copies = [(c.source, c.target, c.way, c.round_trip_ns, c.reason or None) for c in found.copies]
+    copies = [
+        (
+            c.source,
+            c.target,
+            c.way,
+            c.round_trip_ns,
+            c.reason or None,
+            c.latency_ns,
+            c.bytes_per_second,
+        )
+        for c in found.copies
+    ]
     lines = ["\t".join("-" if cell is None else str(cell) for cell in row) for row in devices]
     more = ["\t".join("-" if cell is None else str(cell) for cell in row) for row in copies]
     return [*lines, *([""] if more else []), *more]

@@ -32,6 +32,11 @@ class DeviceFacts:
         memory_free, memory_total: bytes.
         protocol: version of llama.cpp's RPC that its worker announces.
         extension: version of Caravan's extension that is spoken; None for a llama.cpp server.
+        host: the machine that it is on, as far as its address tells.
+        gflops, gbps: its speeds, as `plan.profile` has them, once they were measured.
+        graph_ns, turn_ns: what a graph and what a decode step costs it, likewise.
+        round_trip_ns: from here to it and back.
+        bytes_per_second: that can be sent to it.
     """
 
     name: str
@@ -44,6 +49,13 @@ class DeviceFacts:
     memory_total: int
     protocol: str | None
     extension: int | None
+    host: str | None = None
+    gflops: float | None = None
+    gbps: float | None = None
+    graph_ns: int | None = None
+    turn_ns: int | None = None
+    round_trip_ns: int | None = None
+    bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,8 @@ class CopyFacts:
         way: `within` a worker, `direct` from worker to worker, or `relay`: through this process.
         round_trip_ns: between the two workers, as the source's has measured it; None unless direct.
         reason: why it is the relay, in words; else empty.
+        latency_ns: of a small copy, one way, once it was measured; None for a relay.
+        bytes_per_second: of big ones, likewise.
     """
 
     source: str
@@ -62,6 +76,8 @@ class CopyFacts:
     way: str
     round_trip_ns: int | None
     reason: str
+    latency_ns: int | None = None
+    bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,9 @@ _SMALL = 4 << 10
 _FIRST = 256 << 10
 _BIGGEST = 32 << 20
 _LONG = 0.03
-_ROUNDS = 7
+_ROUNDS = 5
+_HOPS = (8, 64)
+_SLOW = 0.5e-3  # seconds of a hop: of such ones a few are enough
 
 
 def measure_head_link(device: RemoteDevice) -> LinkProfile:
@@ -46,7 +48,8 @@ def measure_head_link(device: RemoteDevice) -> LinkProfile:
 def measure_link(source: RemoteDevice, target: RemoteDevice) -> LinkProfile:
     """From one device to another, as their copies go; waits.
 
-    A relay is not measured: what it takes follows from the links to the head. Raises WorkerLost,
+    Its latency is that of a copy to and fro many times, which the links to the head have no part
+    in. A relay is not measured: what it takes follows from those. Raises WorkerLost,
     AllocationError.
     """
     route = source.route_to(target)
@@ -63,12 +66,24 @@ def measure_link(source: RemoteDevice, target: RemoteDevice) -> LinkProfile:
             far.fence()
 
         copy(_SMALL)
-        # on its way there is also: the head's word to the source, and the target's to the head
-        small = statistics.median(_timed(copy, _SMALL) for _ in range(_ROUNDS))
-        seconds = max(small - (near.round_trip + far.round_trip) / 2, 0.0)
-        if not seconds and route.round_trip is not None:
-            seconds = route.round_trip / 2
+        small = min(_timed(copy, _SMALL) for _ in range(_ROUNDS))
         rate = _rate(copy, _FIRST, limit, small)
+        # on the way of one copy there are the head's word to the source, and the target's to it
+        seconds = max(small - (near.round_trip + far.round_trip) / 2, 0.0)
+        back = target.route_to(source)
+        if back.settle() is Path.DIRECT:
+
+            def to_and_fro(hops: int) -> None:
+                for _ in range(hops // 2):
+                    route.copy(Span(here, 0, _SMALL), Span(there, 0, _SMALL), _SMALL)
+                    back.copy(Span(there, 0, _SMALL), Span(here, 0, _SMALL), _SMALL)
+                copy(_SMALL)
+
+            for hops in _HOPS:
+                long = min(_timed(to_and_fro, hops) for _ in range(_ROUNDS))
+                seconds = max(long - small, 0.0) / hops
+                if seconds > _SLOW:
+                    break
     return LinkProfile(seconds, rate, "within" if route.round_trip is None else "direct")
 
 

@@ -63,7 +63,7 @@ def measure_cluster(
         done = [profiles(numbers) for numbers in by_host.values()]
     found = dict(zip(itertools.chain(*by_host.values()), itertools.chain(*done), strict=True))
     to_head = tuple(_head_link(device) for device in devices)
-    between = _between(devices, say) if links else {}
+    between = _between(devices) if links else {}
     return ClusterProfile(tuple(found[n] for n in range(len(devices))), to_head, between)
 
 
@@ -131,7 +131,7 @@ def _head_link(device: RemoteDevice) -> LinkProfile:
         return LinkProfile()
 
 
-def _between(devices: Sequence[RemoteDevice], say: Say) -> dict[tuple[int, int], LinkProfile]:
+def _between(devices: Sequence[RemoteDevice]) -> dict[tuple[int, int], LinkProfile]:
     """By numbers; relays are left out. A way is measured once for all devices of two workers, and
     in one direction if it leads in both."""
     numbers = {device.name: number for number, device in enumerate(devices)}
@@ -143,7 +143,6 @@ def _between(devices: Sequence[RemoteDevice], say: Say) -> dict[tuple[int, int],
         source, target = devices[numbers[one]], devices[numbers[other]]
         ends = frozenset((source.endpoint, target.endpoint))
         if ends not in known:
-            say(f"measuring the link from {one} to {other}")
             try:
                 known[ends] = measure_link(source, target)
             except AllocationError:
