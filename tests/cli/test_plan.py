@@ -221,6 +221,15 @@ def test_wrong_usage(words, told, capsys):
     assert told in capsys.readouterr().err
 
 
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything(tmp_path, capsys, monkeypatch):
+    assert main(["plan", "-m", "nowhere", "--plot", str(tmp_path / "x.pdf")]) == 2
+    assert "must end in .png or .svg" in capsys.readouterr().err
+    monkeypatch.setattr("caravan.cli.plan.find_spec", lambda name: None)
+    assert main(["plan", "-m", "nowhere", "--plot", str(tmp_path / "x.png")]) == 2
+    assert "--plot needs matplotlib" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_devices_there_is_nothing_to_plan(smollm2, capsys, monkeypatch):
     monkeypatch.delenv("CARAVAN_RPC", raising=False)
     monkeypatch.delenv("LLAMA_ARG_RPC", raising=False)

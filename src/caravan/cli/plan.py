@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,9 +119,7 @@ def command(**options: Any) -> int:
     """
     wish = wish_of(options)
     if options["plot"] is not None:
-        from caravan.plan.picture import check_path
-
-        check_path(options["plot"])
+        _require_plot(options["plot"])
     path = model_path(options["model"])
 
     from caravan import engine
@@ -195,6 +194,15 @@ def wish_of(options: dict[str, Any]) -> Wish:
         ModelParams(repack=not options["no_repack"]),
         replace(context, n_ctx=n_ctx),
     )
+
+
+def _require_plot(path: Path) -> None:
+    """Raises UsageError where nothing could be drawn there."""
+    from caravan.plan.picture import check_path
+
+    check_path(path)
+    if find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install matplotlib")
 
 
 @contextmanager
