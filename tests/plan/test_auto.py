@@ -103,20 +103,21 @@ def test_it_measures_asks_and_tells(monkeypatch, path):
 def test_what_takes_long_is_told(monkeypatch, path):
     monkeypatch.setattr(auto, "_PATIENCE", 0.001)
     fake = Told(monkeypatch, (6, 3))
-    seen = threading.Event()
+    told = [threading.Event(), threading.Event()]
 
     def measure(request: SplitRequest, jobs: object, step: auto.Say) -> Setting:
-        step("measuring RPC0")
-        assert seen.wait(10)
-        step("measuring RPC1")
+        for number, event in enumerate(told):
+            step(f"measuring RPC{number}")
+            assert event.wait(10)
         return fake.setting
 
     def say(line: str) -> None:
         fake.lines.append(line)
-        seen.set()
+        told[min(len(fake.lines), 2) - 1].set()
 
     assert AutoSplit(say=say, measure=measure).split(request(path)) == [6.0, 3.0]
     assert fake.lines[:2] == ["measuring RPC0 …", "measuring RPC1 …"]
+    assert len(fake.lines) == 3
 
 
 def test_nothing_is_measured_again_when_only_the_room_is_another(monkeypatch, path):

@@ -28,7 +28,7 @@ from caravan.plan.times import F64, DeviceTimes
 Say = Callable[[str], None]
 Measure = Callable[[SplitRequest, Sequence[Job], Say], Setting]
 MODES = ("auto", "memory", "even")
-_PATIENCE = 0.5
+_PATIENCE = 1.0
 _ALIKE = 1.1  # times as fast
 _NOTABLE = 1.5  # layers that the output layer counts as
 
@@ -125,38 +125,35 @@ class AutoSplit:
 
 
 class _Steps:
-    """Tells what is being done, once that has taken long enough to be wondered about."""
+    """Tells now and then what is being done, where all of it takes long enough to be wondered
+    about."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._line = ""
-        self._changing = threading.Lock()
-        self._late = threading.Timer(_PATIENCE, self._tell)
-        self._late.daemon = True
-        self._told = False
+        self._line = self._told = ""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="caravan-steps", daemon=True)
 
     def __enter__(self) -> _Steps:
-        self._late.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._late.cancel()
-        self._late.join()
+        self._over.set()
+        self._thread.join()
 
     def __call__(self, line: str) -> None:
         """This is done from now on; on any thread."""
         if interrupt.pending():
             raise KeyboardInterrupt
-        with self._changing:
-            self._line = line
-            if self._told:
-                self._say(f"{line} …")
+        self._line = line
 
-    def _tell(self) -> None:
-        with self._changing:
-            self._told = True
-            if self._line:
-                self._say(f"{self._line} …")
+    def _watch(self) -> None:
+        while not self._over.wait(_PATIENCE):
+            line = self._line
+            if line != self._told:
+                self._told = line
+                self._say(f"{line} …")
 
 
 def _measured(request: SplitRequest, jobs: Sequence[Job], step: Say) -> Setting:
