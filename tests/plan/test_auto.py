@@ -13,7 +13,7 @@ from caravan.errors import WorkerLost
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.splitter import SplitRequest
 from caravan.models.fake import FakeModel
-from caravan.plan import auto
+from caravan.plan import auto, steps
 from caravan.plan.auto import AutoSplit, EvenSplit, length_of, splitter_of, told
 from caravan.plan.job import Job
 from caravan.plan.pipeline import HeadTimes, Setting, Traffic
@@ -101,7 +101,7 @@ def test_it_measures_asks_and_tells(monkeypatch, path):
 
 
 def test_what_takes_long_is_told(monkeypatch, path):
-    monkeypatch.setattr(auto, "_PATIENCE", 0.001)
+    monkeypatch.setattr(steps, "_PATIENCE", 0.001)
     fake = Told(monkeypatch, (6, 3))
     told = [threading.Event(), threading.Event()]
 

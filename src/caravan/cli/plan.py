@@ -125,8 +125,10 @@ def command(**options: Any) -> int:
     from caravan import engine
 
     engine.set_verbose(options["verbose"])
-    step = (lambda line: None) if options["quiet"] else lambda line: tell(f"{line} …")
-    with _found(options, path, wish, step) as (setting, work, devices):
+    from caravan.plan.steps import Steps
+
+    say = (lambda line: None) if options["quiet"] else tell
+    with Steps(say) as step, _found(options, path, wish, step) as (setting, work, devices):
         plan = _planned(path, wish, setting)
         rows = _verified(path, wish, plan, devices, step) if options["verify"] else None
     if options["plot"] is not None and plan.best is not None:

@@ -6,13 +6,11 @@ the split then goes by free memory.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from caravan import interrupt
 from caravan.errors import UsageError, WorkerLost
 from caravan.llm.arrangement import holds
 from caravan.llm.params import USUAL_CTX
@@ -23,12 +21,12 @@ from caravan.plan.job import Job
 from caravan.plan.pipeline import Setting
 from caravan.plan.setting import measured, require_remote, work_of
 from caravan.plan.split import best_counts
+from caravan.plan.steps import Steps
 from caravan.plan.times import F64, DeviceTimes
 
 Say = Callable[[str], None]
 Measure = Callable[[SplitRequest, Sequence[Job], Say], Setting]
 MODES = ("auto", "memory", "even")
-_PATIENCE = 1.0
 _ALIKE = 1.1  # times as fast
 _NOTABLE = 1.5  # layers that the output layer counts as
 
@@ -119,41 +117,9 @@ class AutoSplit:
         """The one before, where only the room has changed."""
         key = (request.path, request.params, request.context, request.devices)
         if self._known is None or self._known[0] != key:
-            with _Steps(self._say) as step:
+            with Steps(self._say) as step:
                 self._known = (key, self._measure(request, self._jobs, step))
         return self._known[1]
-
-
-class _Steps:
-    """Tells now and then what is being done, where all of it takes long enough to be wondered
-    about."""
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-        self._line = self._told = ""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="caravan-steps", daemon=True)
-
-    def __enter__(self) -> _Steps:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def __call__(self, line: str) -> None:
-        """This is done from now on; on any thread."""
-        if interrupt.pending():
-            raise KeyboardInterrupt
-        self._line = line
-
-    def _watch(self) -> None:
-        while not self._over.wait(_PATIENCE):
-            line = self._line
-            if line != self._told:
-                self._told = line
-                self._say(f"{line} …")
 
 
 def _measured(request: SplitRequest, jobs: Sequence[Job], step: Say) -> Setting:
