@@ -121,8 +121,8 @@ def test_nothing_fits():
 @pytest.mark.parametrize(
     ("break_even", "words"),
     [
-        (None, "later with the first token than RPC0 alone, however long"),
-        (0, "sooner with the first token than RPC0 alone, however short"),
+        (None, "never sooner with the first token than RPC0 alone, up to 4096 tokens."),
+        (0, "always sooner with the first token than RPC0 alone."),
         (99, "sooner with the first token than RPC0 alone from prompts of 99 tokens on"),
     ],
 )

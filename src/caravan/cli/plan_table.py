@@ -279,9 +279,10 @@ def _notes(plan: Plan) -> Iterator[str]:
         return
     who = names([plan.names[number] for number in several.devices])
     if several.break_even is None:
-        yield f"{who}: later with the first token than {alone}, however long the prompt is."
+        n_ctx = plan.setting.n_ctx
+        yield f"{who}: never sooner with the first token than {alone}, up to {n_ctx} tokens."
     elif several.break_even == 0:
-        yield f"{who}: sooner with the first token than {alone}, however short the prompt is."
+        yield f"{who}: always sooner with the first token than {alone}."
     else:
         yield (
             f"{who}: sooner with the first token than {alone} from prompts of"
