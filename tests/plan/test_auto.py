@@ -97,6 +97,7 @@ def test_it_measures_asks_and_tells(monkeypatch, path):
     fake = Told(monkeypatch, (6, 3))
     assert fake.splitter.split(request(path)) == [6.0, 3.0]
     assert fake.lines == ["split 6/3 by time: RPC0 is 2.0 times as fast as RPC1"]
+    assert len(fake.asked) == 1
     assert fake.asked[0] == ([Job(64, 8)], [10] * LAYERS + [30], [1000, 1000])
 
 

@@ -6,6 +6,7 @@ the split then goes by free memory.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -107,8 +108,10 @@ class AutoSplit:
         counts = best_counts(setting, devices, self._jobs, layers, room)
         if counts is None:
             raise Unplanned("no other one fits")
-        boundless = [sum(layers)] * len(devices)
-        bound = best_counts(setting, devices, self._jobs, layers, boundless) != counts
+        bound = False
+        if _is_tight(counts, layers, room):
+            boundless = [sum(layers)] * len(devices)
+            bound = best_counts(setting, devices, self._jobs, layers, boundless) != counts
         names = [device.name for device in request.devices]
         self._say(told(setting, self._jobs, names, counts, bound=bound))
         return [float(count) for count in counts]
@@ -141,6 +144,15 @@ def _require_plain(request: SplitRequest) -> None:
         raise Unplanned("some tensors are put elsewhere by name")
     if not request.context.offload_kqv:
         raise Unplanned("the KV cache is not on the devices")
+
+
+def _is_tight(counts: Sequence[int], layers: Sequence[int], room: Sequence[int]) -> bool:
+    """Whether some device has no room for a layer more."""
+    ends = list(itertools.accumulate(counts))
+    for count, end, space in zip(counts, ends, room, strict=True):
+        if sum(layers[end - count : end]) + max(layers) > space:
+            return True
+    return False
 
 
 def length_of(jobs: Sequence[Job]) -> int:
