@@ -272,22 +272,23 @@ class _Way:
             longest = np.maximum(longest, shared)
         back = self._back + logits * self._back_per_byte
         if self._estimator.jobs[number].concurrency > 1:
-            return self._in_lanes(number, longest + back, rest.sum(axis=1) + back)
+            each = np.maximum(drain, go).max(axis=1)
+            return self._in_lanes(number, longest + back, rest.sum(axis=1) + back, each)
         return np.asarray(longest + back)
 
-    def _in_lanes(self, number: int, longest: F64, alone: F64) -> F64:
+    def _in_lanes(self, number: int, longest: F64, alone: F64, each: F64) -> F64:
         """The same where a lane has several prompts: it waits at the end of each, and generates
         with those that have been read.
 
         Args:
             longest: seconds without that.
-            alone: of the last micro-batch.
+            alone: of the last micro-batch of a prompt.
+            each: of that, where it takes longest.
         """
         concurrency = self._estimator.jobs[number].concurrency
         lanes = np.minimum(self._stages, concurrency)
         # what is read before anybody waits
-        count = self._estimator.loads[number].all.count
-        before = (longest - alone) * (count - concurrency) / (count - 1)
+        before = np.maximum(0.0, longest - alone - (concurrency - 1) * each)
         result = longest
         for n_lanes in np.unique(lanes):
             prompts = -(-concurrency // int(n_lanes))

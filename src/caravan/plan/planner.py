@@ -32,8 +32,8 @@ _FITTINGS = 3
 _BUDGET = 30_000
 _AT_LEAST = 2  # whatever it takes
 _SINGLES = 4
-# How many of the best are bettered by moving layers, and how often that is tried.
-_BETTERED, _PLAYED = 3, 16
+# So many of the best are tried with other splits, for half as much all together.
+_BETTERED = 3
 # More devices have to be worth it, on the average of the jobs.
 _WORTH = 0.02
 # Tokens of the longest prompt that is played for the break-even of what is not among the best.
@@ -178,9 +178,7 @@ class _Planner:
         played, rest = self._played(singles[:_SINGLES], _BUDGET)
         split, others = self._played(several, _BUDGET)
         for place, draft in enumerate(split[:_BETTERED]):
-            share = _BUDGET // 4 // _BETTERED
-            most = min(_PLAYED, share // self._search.cost(len(draft.devices)))
-            split[place] = self._bettered(draft, most)
+            split[place] = self._bettered(draft)
         played = sorted([*played, *split], key=lambda draft: draft.score)
         rest = sorted([*rest, *singles[_SINGLES:], *others], key=lambda draft: draft.score)
         return played + rest
@@ -196,14 +194,19 @@ class _Planner:
             played.append(replace(draft, score=score, played=True))
         return sorted(played, key=lambda draft: draft.score), [*drafts[len(played) :]]
 
-    def _bettered(self, draft: _Draft, most: int) -> _Draft:
+    def _bettered(self, draft: _Draft) -> _Draft:
         devices = draft.devices
-        counts = self._search.bettered(devices, draft.room, draft.counts, len(devices), most)
-        needs = self._needs(devices, counts)
-        if any(need.lacks for need in needs):
+        budget = _BUDGET // 2 // _BETTERED
+        counts = self._search.best(devices, draft.room, len(devices), budget)
+        needs = None if counts is None else self._needs(devices, counts)
+        if counts is None or needs is None or any(need.lacks for need in needs):
             return draft
         score = self._search.score(devices, counts)
-        return replace(draft, counts=counts, needs=needs, score=score)
+        return min(
+            draft,
+            replace(draft, counts=counts, needs=needs, score=score),
+            key=lambda draft: draft.score,
+        )
 
     def _ranked(self, drafts: list[_Draft]) -> list[_Draft]:
         """First the one with the fewest devices of those that are about as good as the best."""

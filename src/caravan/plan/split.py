@@ -20,11 +20,11 @@ from caravan.plan.predict import prompt_seconds, step_seconds
 
 _FEW = 2000  # splits that are looked at one by one
 _ROUNDS = 20
-_GUESSES = 12
+_GUESSES = 64
 # Micro-batches in stages that are played for one order, which takes about 0.2 s.
 _BUDGET = 20_000
-_PLAYED = 12  # of the splits next to the best of them
-# Of a job's time, of one request and of several; what looks worse by more than this is not played.
+_PLAYED = 24  # of the splits next to the best of them
+# By how much of a job's time the formula may be wrong, for one request and for several.
 _MARGIN, _CROWD = 0.03, 0.15
 
 
@@ -59,20 +59,29 @@ class Search:
             raise ValueError(f"{len(layers)} sizes for {setting.n_layer + 1} layers")
         self.estimator = Estimator(setting, jobs)
         self._borders: I64 = np.concatenate(([0], np.cumsum(np.asarray(layers, np.int64))))
+        # what looks worse by more is not played
+        self._margin = sum(_MARGIN if job.concurrency == 1 else _CROWD for job in jobs)
         self._played: dict[object, tuple[tuple[float, float], ...]] = {}
 
     def best(
-        self, devices: Sequence[int], room: Sequence[int], least: int = 1
+        self,
+        devices: Sequence[int],
+        room: Sequence[int],
+        least: int = 1,
+        budget: int = _BUDGET,
     ) -> tuple[int, ...] | None:
         """As `best_counts`.
 
         Args:
             least: how many devices get layers at least.
+            budget: what may be played, as `cost` has it.
         """
         splits = self.guesses(devices, room, least)
         if not len(splits):
             return None
-        most = _BUDGET // self.cost(int((splits[0] > 0).sum()))
+        most = budget // self.cost(int((splits[0] > 0).sum()))
+        looks = self.estimator.score(devices, splits)
+        splits = splits[looks <= looks[0] + self._margin]
         tried = _tuples(splits[: max(2, most // 2)])
         best = min(tried, key=lambda split: self.score(devices, split))
         return self.bettered(devices, room, best, least, min(_PLAYED, most - len(tried)))
@@ -179,8 +188,7 @@ class Search:
         near = self._held(_moves(np.array(best)), room, least)
         looks = self.estimator.score(devices, np.concatenate((near, [best])))
         order = np.argsort(looks[:-1], kind="stable")
-        margin = sum(_MARGIN if j.concurrency == 1 else _CROWD for j in self.estimator.jobs)
-        return _tuples(near[order[looks[order] < looks[-1] + margin]])
+        return _tuples(near[order[looks[order] < looks[-1] + self._margin]])
 
     def _held(self, splits: I64, room: Sequence[int], least: int) -> I64:
         """Those that the devices have room for."""
@@ -295,18 +303,18 @@ def _varied(splits: I64) -> I64:
 
 
 def _moves(split: I64) -> I64:
-    """(splits, devices) one layer or two from any device to any other, by the borders between."""
+    """(splits, devices) one layer, two or all from any device to any other, by the borders
+    between.
+    """
     n = len(split)
     sources, targets = np.nonzero(~np.eye(n, dtype=bool))
     rows = np.arange(len(sources))
-    made = []
-    for layers in (1, 2):
-        moved = np.tile(split, (len(sources), 1))
-        moved[rows, sources] -= layers
-        moved[rows, targets] += layers
-        made.append(moved)
-    all_made = np.concatenate(made)
-    return np.asarray(all_made[(all_made >= 0).all(axis=1)])
+    moved = np.tile(split, (3, len(sources), 1))
+    for some, layers in zip(moved, (1, 2, split[sources]), strict=True):
+        some[rows, sources] -= layers
+        some[rows, targets] += layers
+    found = moved.reshape(-1, n)
+    return np.asarray(found[(found >= 0).all(axis=1) & (found != split).any(axis=1)])
 
 
 def _tuples(splits: I64) -> list[tuple[int, ...]]:
