@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -60,7 +61,7 @@ class Kinds:
             grids = [(g.tokens, g.kv, g.seconds.tobytes()) for g in (times.prompt, times.decode)]
             kind = (
                 *grids,
-                (device.graph, device.turn, device.check, device.copy, device.threads),
+                replace(device, name="", host="", memory_free=0, memory_total=0),
                 setting.cluster.to_head[number],
                 room[number],
                 setting.cluster.processors.get(device.host),

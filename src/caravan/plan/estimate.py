@@ -120,7 +120,7 @@ class Estimator:
         setting, jobs: what it is for.
         links: see `Links`.
         graph, turn: of each device of the cluster, see `DeviceProfile`.
-        check: of each device, seconds for each layer of a new graph.
+        check, check_layer: of each device, seconds for a new graph, and for each layer in it.
         hosts: for each whose processors may be too few, what part of them each device takes.
         loads: of each job.
     """
@@ -132,7 +132,9 @@ class Estimator:
         devices = setting.cluster.devices
         self.graph: F64 = np.array([device.graph for device in devices])
         self.turn: F64 = np.maximum(self.graph, [device.turn for device in devices])
-        self.check: F64 = np.array([device.check * setting.traffic.nodes for device in devices])
+        nodes = setting.traffic.nodes
+        self.check: F64 = np.array([device.check_graph for device in devices])
+        self.check_layer: F64 = np.array([device.check * nodes for device in devices])
         self.hosts = _hosts(setting)
         self.loads = [self._loads(job) for job in self.jobs]
 
@@ -252,7 +254,8 @@ class _Way:
         fill, drain, work = (self._compute(x) for x in (loads.first, loads.last, loads.all))
         fill = fill + self._used * (self._estimator.turn - self._estimator.graph)[self._devices]
         come, go, travel = (self._travel(x) for x in (loads.first, loads.last, loads.all))
-        checks = self._counts * self._estimator.check[self._devices]
+        checks = self._counts * self._estimator.check_layer[self._devices]
+        checks = checks + self._used * self._estimator.check[self._devices]
         come, go = come + self._hop + self._first * checks, go + self._hop
         each = head.build + head.build_stage * stages
         begin = (each + head.token * loads.first.tokens)[:, None]
