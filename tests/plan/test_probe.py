@@ -14,6 +14,7 @@ import pytest
 
 from caravan.errors import AllocationError
 from caravan.llm import ContextParams, ModelParams, connect
+from caravan.llm.cores import physical_cores
 from caravan.models.fake import FakeModel
 from caravan.plan import layers, measure
 from caravan.plan.layers import measure_times
@@ -61,6 +62,9 @@ def test_a_simulated_device_has_the_speeds_that_it_was_given(devices):
     assert 0.3 * 50 < profile.gbps < 1.02 * 50
     assert profile.graph > 0.98 * 300e-6
     assert profile.turn > 0.9 * 300e-6
+    # checking a graph is none of the simulation
+    assert 0 < profile.check_graph + profile.check < 0.1
+    assert profile.threads == 0
     assert (profile.name, profile.host) == (device.name, "localhost")
     assert profile.memory_total == device.memory()[1]
     assert free(device) == before
@@ -74,9 +78,12 @@ def test_the_slowest_device_is_measured_with_the_smallest_graphs(devices):
 
 @pytest.mark.parametrize("number", [2, 3])
 def test_a_real_one_has_some(devices, number):
-    profile = measure_device(devices[number])
+    device = devices[number]
+    profile = measure_device(device)
     assert profile.gflops > 0.01 and profile.gbps > 0.01
     assert 0 < profile.graph < 1 and 0 <= profile.turn < 1
+    assert 0 <= profile.check < 0.1 and 0 <= profile.check_graph < 0.1
+    assert profile.threads == device.link.info.threads
 
 
 def test_nothing_is_left_after_an_error(devices, monkeypatch):
@@ -213,6 +220,8 @@ def test_a_device_is_measured_once(devices, own_cache, told):
     assert [d.name for d in again.devices] == [d.name for d in devices[::-1]]
     assert [d.gflops for d in again.devices] == [d.gflops for d in first.devices]
     assert again.devices[0].memory_total == devices[-1].memory()[1]
+    assert [d.threads for d in again.devices[::-1]] == [d.link.info.threads for d in devices]
+    assert again.processors == {"localhost": physical_cores()}
     assert len(list(own_cache.iterdir())) == len(devices)
     measure.measure_cluster(devices[:1], fresh=True, links=False)
     assert told[len(devices) :] == [devices[0].name]

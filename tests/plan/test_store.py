@@ -13,7 +13,7 @@ from caravan.plan.profile import DeviceProfile
 from caravan.plan.store import Identity, Store
 
 IDENTITY = Identity("lab1:50052", "Some GPU", 0, "0.26.0", 1 << 34)
-PROFILE = DeviceProfile("RPC0", 1000.0, 400.0, 1e-5, 2e-5, 5, 9, "lab1")
+PROFILE = DeviceProfile("RPC0", 1000.0, 400.0, 1e-5, 2e-5, 5, 9, "lab1", 1e-6, check_graph=1e-3)
 BLANK = DeviceProfile("RPC7", 0.0, 0.0, 0.0, 0.0, 3, 9, "lab1")
 SHAPES = ((2, 3), (1, 2))
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from caravan.backend import RemoteDevice, routes_between
 from caravan.errors import AllocationError
+from caravan.llm.cores import physical_cores
 from caravan.plan.layers import assemble, axes, measure_classes
 from caravan.plan.links import measure_head_link, measure_link
-from caravan.plan.probe import host_of, measure_device
+from caravan.plan.probe import HERE, host_of, measure_device
 from caravan.plan.profile import ClusterProfile, DeviceProfile, LinkProfile
 from caravan.plan.store import Identity, Store
 from caravan.plan.times import DeviceTimes
@@ -64,7 +65,9 @@ def measure_cluster(
     found = dict(zip(itertools.chain(*by_host.values()), itertools.chain(*done), strict=True))
     to_head = tuple(_head_link(device) for device in devices)
     between = _between(devices) if links else {}
-    return ClusterProfile(tuple(found[n] for n in range(len(devices))), to_head, between)
+    profiles_found = tuple(found[n] for n in range(len(devices)))
+    # of other machines nobody knows
+    return ClusterProfile(profiles_found, to_head, between, {HERE: float(physical_cores())})
 
 
 def times_of(
@@ -109,7 +112,15 @@ def identity(device: RemoteDevice) -> Identity:
 
 def _profile(device: RemoteDevice, fresh: bool, say: Say) -> DeviceProfile:
     free, total = device.memory()
-    blank = DeviceProfile(device.name, 0.0, 0.0, 0.0, 0.0, free, total, host_of(device))
+    blank = DeviceProfile(
+        device.name,
+        0.0,
+        0.0,
+        memory_free=free,
+        memory_total=total,
+        host=host_of(device),
+        threads=float(device.link.info.threads),
+    )
     store = Store(identity(device))
     known = None if fresh else store.profile(blank)
     if known is not None:

@@ -9,7 +9,7 @@ from caravan.backend import RemoteDevice
 from caravan.errors import AllocationError
 from caravan.plan.layers import measure_times
 from caravan.plan.profile import DeviceProfile
-from caravan.plan.samples import Sample, addition, copy, product
+from caravan.plan.samples import Sample, addition, copy, product, various
 from caravan.plan.scratch import Scratch, Span
 from caravan.transport.endpoint import Endpoint
 
@@ -25,13 +25,14 @@ _PRODUCTS = (
     (8192, 8192, 2048),
 )
 _DEPTH = 4096
+_NODES = (64, 640)
 # rows of f32: 64 KiB, 4 MiB, and what no cache holds; or what there is room for
 _ROWS = (4, 256, 16384)
 _SHARE = 0.03  # seconds for each try
 _LONG = 0.01  # seconds that say enough of a speed
 _PATIENCE = 0.3  # seconds that the next bigger try may take
 _NEARLY = 0.8
-_HERE = "localhost"
+HERE = "localhost"
 
 
 def measure_device(device: RemoteDevice) -> DeviceProfile:
@@ -48,15 +49,43 @@ def measure_device(device: RemoteDevice) -> DeviceProfile:
         own = scratch.computing(graph)
         each = scratch.following(graph)
         turn = scratch.turn(graph, Span(memory, int(small.rows["data"][0]), 128), 128)
+        check, check_graph = _checks(scratch)
         gflops = _gflops(scratch, own, free)
         gbps = _gbps(scratch, own, free, gflops)
-    return DeviceProfile(device.name, gflops, gbps, each, turn, free, total, host_of(device))
+    return DeviceProfile(
+        device.name,
+        gflops,
+        gbps,
+        each,
+        turn,
+        free,
+        total,
+        host_of(device),
+        check=check,
+        check_graph=check_graph,
+        threads=float(device.link.info.threads),
+    )
 
 
 def host_of(device: RemoteDevice) -> str:
     """The machine that the device is on, as far as its address tells."""
     endpoint = Endpoint.parse(device.endpoint)
-    return _HERE if endpoint.is_here else endpoint.host
+    return HERE if endpoint.is_here else endpoint.host
+
+
+def _checks(scratch: Scratch) -> tuple[float, float]:
+    """Seconds for each node of a new graph, and for a new graph as such."""
+    few, many = (various(count) for count in _NODES)
+    memory = scratch.take(max(few.size, many.rows.nbytes))
+    try:
+        one, other = (
+            scratch.checking(sample.at(memory.base), count, memory)
+            for sample, count in zip((few, many), _NODES, strict=True)
+        )
+    finally:
+        scratch.give_back(memory)
+    each = max(other - one, 0.0) / (_NODES[1] - _NODES[0])
+    return each, max(one - _NODES[0] * each, 0.0)
 
 
 def _gflops(scratch: Scratch, own: float, free: int) -> float:

@@ -16,12 +16,17 @@ from caravan.wire.records import EXT_TENSOR
 ALIGNMENT = 128
 
 
+# what a worker's look at a graph costs goes also by how many ops there are
+_SEVERAL = ("ADD", "MUL", "SUB", "DIV", "SQR", "SQRT", "CONT", "LOG")
+_OF_TWO = ("ADD", "MUL", "SUB", "DIV")
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One node.
+    """One node, or some.
 
     Attributes:
-        rows: the node first; `data` are offsets in a buffer of `size` bytes.
+        rows: the nodes first; `data` are offsets in a buffer of `size` bytes.
         flops, moved: operations of arithmetic, and bytes read and written.
     """
 
@@ -64,6 +69,17 @@ def addition(count: int) -> Sample:
     node = _node("ADD", result)
     node["src"][0, :2] = 1, 2
     return Sample(np.concatenate((node, one, other)), size, float(count), moved)
+
+
+def various(count: int) -> Sample:
+    """So many nodes of several ops with next to nothing to compute, all of them into one row."""
+    one = addition(32)
+    rows = np.concatenate((np.repeat(one.rows[:1], count), one.rows[1:]))
+    for i, node in enumerate(rows[:count]):
+        op = _SEVERAL[i % len(_SEVERAL)]
+        node["op"] = OP_NAMES.index(op)
+        node["src"][:2] = count, count + 1 if op in _OF_TWO else -1
+    return Sample(rows, one.size, count * one.flops, count * one.moved)
 
 
 def _tensor(kind: str, columns: int, rows: int = 1) -> Rows:

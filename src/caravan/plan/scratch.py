@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -35,6 +36,8 @@ _SAME = ("type", "ne", "nb", "op", "op_params", "flags", "view_offs", "data", "n
 _FIRST_ID = 1 << 32
 _SETTLED = 0.2  # seconds that are not measured twice
 _DISTINCT = 0.005  # seconds of a graph beside which the way there and back is little
+_CHECKS = 5
+_REST = 0.005
 _TURNS = 0.5  # seconds for a device's turns
 _ROUNDS = 3
 _FEWEST, _MOST = 2, 40
@@ -215,6 +218,33 @@ class Scratch:
             link.get_tensor(place, 0, size, None).wait()
             times.append(time.perf_counter() - there - (there - start))
         return max(statistics.median(times), 0.0)
+
+    def checking(self, rows: Rows, n_nodes: int, memory: RemoteAllocation) -> float:
+        """Seconds from the arrival of a graph that is new to the idle device until it can be
+        computed: without its way there, which is that of a write of its size.
+
+        Args:
+            rows: as for `graph`.
+        """
+        data = bytes(min(rows.nbytes, memory.size) & ~3)
+        place = Span(memory, 0, len(data))
+        times = []
+        for _ in range(_CHECKS):
+            graph = self.graph(rows, n_nodes, memory)
+            new = self._rested(lambda graph=graph: self._link.graph_compute(graph))  # type: ignore[misc]
+            known = self._rested(lambda graph=graph: self._link.graph_compute(graph))  # type: ignore[misc]
+            write = self._rested(lambda: self._link.set_tensor(place, 0, data))
+            nothing = self._rested(lambda: None)
+            times.append(new - known - (write - nothing))
+        return max(statistics.median(times), 0.0)
+
+    def _rested(self, do: Callable[[], None]) -> float:
+        """Seconds of something that finds the worker as the first micro-batch of a prompt does."""
+        time.sleep(_REST)
+        start = time.perf_counter()
+        do()
+        self.fence()
+        return time.perf_counter() - start
 
     def _timed(self, graph: ScratchGraph, count: int) -> float:
         """Of one, from so many in a row."""

@@ -29,7 +29,7 @@ _VERSION = 1
 _MOST_BYTES = 16 << 20
 # Classes of layers that are kept of one device, the newest ones.
 _MOST_CLASSES = 256
-_SPEEDS = ("gflops", "gbps", "graph", "turn")
+_SPEEDS = ("gflops", "gbps", "graph", "turn", "check", "check_graph")
 
 
 @dataclass(frozen=True, slots=True)
