@@ -7,12 +7,12 @@ import pytest
 
 from caravan.engine.layouts import FLAG_COMPUTE, OP_NAMES, TYPE_NUMBERS
 from caravan.plan.excerpt import excerpt
-from caravan.plan.samples import addition, copy, product
+from caravan.plan.samples import addition, copy, product, ramp
 from caravan.wire.records import EXT_TENSOR
 from caravan.worker.cost import work
 from caravan.worker.table import Table
 
-BASES = (1 << 20, 2 << 20, 3 << 20)
+BASES = (1 << 20, 2 << 20, 3 << 20, 4 << 20)
 A, B = 5 << 40, 9 << 40  # two buffers of whoever recorded
 
 
@@ -107,7 +107,7 @@ def test_weights_and_numbers_are_apart_from_what_is_written(recorded):
 def test_parts_have_room_for_all_that_is_in_them(recorded):
     rows, n = recorded
     cut = excerpt(rows, n, np.ones(n, np.bool_))
-    out, _ = cut.at((0, 0, 0))
+    out, _ = cut.at((0, 0, 0, 0))
     sizes = out["nb"][:, 3].astype(int)
     for part in range(3):
         mine = cut.part == part
@@ -140,6 +140,41 @@ def test_copies_have_weights_of_their_own(recorded):
     single, _ = cut.at(BASES)
     total = sum(values.sum() for values in work(Table(out, 6)))
     assert total == 3 * sum(values.sum() for values in work(Table(single, 2)))
+
+
+def test_masks_are_apart_and_have_room_for_what_they_are_made_of():
+    rows = np.concatenate(
+        [
+            # a mask of f32 is cast first
+            tensor("f16", (32, 8), B, "CPY", (3, 0)),
+            tensor("f32", (16, 2, 8), B + 0x8000, "FLASH_ATTN_EXT", (2, 4, 4, 0)),
+            tensor("f32", (16, 8, 2), B + 0x4000),
+            tensor("f32", (32, 8), B + 0x8000),
+            tensor("f16", (16, 32, 2), A),
+        ]
+    )
+    for nodes, found in (((0, 1), 3), ((1,), 3)):
+        cut = excerpt(rows, 2, chosen(*nodes, of=2))
+        out, _ = cut.at(BASES)
+        (mask,) = cut.masks
+        assert cut.part[mask] == found
+        size = int(out["nb"][mask, 3])
+        unit = int(out["nb"][mask, 0])
+        assert cut.sizes[3] >= size + 128 + 40 * unit - 128
+        made, values = ramp(out[mask : mask + 1])
+        assert len(values) == 40 * unit
+        assert made["data"][0] == out["data"][mask] and made["data"][1] % 128 == 0
+        end = int(made["data"][1]) + len(values) - BASES[3]
+        assert size <= int(made["data"][1]) - BASES[3] and end <= cut.sizes[3]
+
+
+def test_a_ramp_hides_one_entry_more_in_each_row():
+    made, values = ramp(tensor("f32", (6, 4), 1 << 20))
+    numbers = np.frombuffer(values, np.float32)
+    seen = [int((numbers[row : row + 6] == 0).sum()) for row in range(4)]
+    # of a prompt that ends with 6 entries: 3, 4, 5, 6
+    assert seen == [6, 5, 4, 3]
+    assert made["nb"][1, :2].tolist() == [4, 4]
 
 
 def test_nothing_to_compute(recorded):

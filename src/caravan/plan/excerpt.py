@@ -11,45 +11,54 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from caravan.engine.layouts import TYPE_BLOCK, TYPE_BYTES
+from caravan.engine.layouts import OP_NAMES, TYPE_BLOCK, TYPE_BYTES
 from caravan.plan.scratch import Rows
 from caravan.worker.validate import VIEW_OPS, extents
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+Parts = tuple[int, int, int, int]
+
 _ALIGNMENT = 128
 _INTEGERS = (24, 25, 26, 27)  # i8 to i64
+# which source of an op is a mask
+_MASKS = {OP_NAMES.index("FLASH_ATTN_EXT"): 3, OP_NAMES.index("SOFT_MAX"): 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
     """Rows that are to be put somewhere.
 
-    Memory comes in three parts, since all that is read and never written must stay as it is (an
-    index that is no zero may lead anywhere), also when other excerpts are computed in between.
+    Memory comes in parts, since all that is read and never written must stay as it is (an index
+    that is no zero may lead anywhere), also when other excerpts are computed in between.
 
     Attributes:
         rows: EXT_TENSOR, nodes first; `data` are offsets in a part.
         n_nodes: 0 if nothing is to be computed.
-        part: of each row: 0 integers, 1 what is only read, 2 what is written; -1: nowhere.
+        part: of each row: 0 integers, 1 what is only read, 2 what is written, 3 masks of
+            attention; -1: nowhere.
         sizes: bytes of each part.
+        masks: rows of the masks. Behind each there is room for a row and a column of it, from the
+            next multiple of 128 bytes on.
     """
 
     rows: Rows
     n_nodes: int
     part: NDArray[np.int8]
-    sizes: tuple[int, int, int]
+    sizes: Parts
+    masks: tuple[int, ...] = ()
 
-    def at(self, bases: tuple[int, int, int], count: int = 1) -> tuple[Rows, int]:
+    def at(self, bases: Parts, count: int = 1) -> tuple[Rows, int]:
         """The rows with addresses, and how many are nodes: so many times the same, one after the
-        other, each with memory of its own behind that of the one before, but for the integers.
+        other, each with memory of its own behind that of the one before, but for integers and
+        masks.
 
         Args:
             bases: of the parts, 128 bytes aligned; there are `sizes` bytes, times `count`.
         """
         n, total = self.n_nodes, len(self.rows)
-        steps = (0, self.sizes[1], self.sizes[2])
+        steps = (0, self.sizes[1], self.sizes[2], 0)
         copies = []
         for number in range(count):
             rows = self.rows.copy()
@@ -75,22 +84,25 @@ def excerpt(rows: Rows, n_nodes: int, chosen: Bools, gap: int = 0) -> Excerpt:
     """
     out, n = _cut(rows, n_nodes, chosen)
     if not n or not _computes(out[:n]).any():
-        return Excerpt(out, 0, np.full(len(out), -1, np.int8), (0, 0, 0))
+        return Excerpt(out, 0, np.full(len(out), -1, np.int8), (0, 0, 0, 0))
     size = _extents(out)
     there = (out["data"] != 0) & (size > 0)
     data = out["data"].astype(np.int64)
     root = np.where(out["view_src"] >= 0, out["view_src"], np.arange(len(out)))
-    private = _private(out, n, there)[root] & there
+    masks = _masks(out, n, there)
     part = np.full(len(out), -1, np.int8)
     offset = np.zeros(len(out), np.int64)
-    part[private] = 0
-    roots = np.unique(root[private])
-    own, ints = _line_up(size[roots], np.zeros(len(roots), np.int64), gap)
-    at = np.zeros(len(out), np.int64)
-    at[roots] = own
-    offset[private] = (at[root] + data - data[root])[private]
-    rest = np.flatnonzero(there & ~private)
-    sizes = [ints, 0, 0]
+    sizes = [0, 0, 0, 0]
+    alone = {0: np.flatnonzero(_integers(out, n, there)), 3: masks}
+    behind = {0: np.zeros(len(out), np.int64), 3: _ramps(out)}
+    for number, roots in alone.items():
+        mine = np.isin(root, roots) & there
+        room = size[roots] + behind[number][roots]
+        at = np.zeros(len(out), np.int64)
+        at[roots], sizes[number] = _line_up(room, np.zeros(len(roots), np.int64), gap)
+        part[mine] = number
+        offset[mine] = (at[root] + data - data[root])[mine]
+    rest = np.flatnonzero(there & (part < 0))
     span, starts, ends = _spans(data[rest], data[rest] + size[rest])
     writing = np.zeros(len(starts), np.bool_)
     writing[span[_writes(out, n)[rest]]] = True
@@ -106,7 +118,8 @@ def excerpt(rows: Rows, n_nodes: int, chosen: Bools, gap: int = 0) -> Excerpt:
     hollow = (size == 0) & (out["data"] != 0)
     part[hollow] = 2
     out["data"] = offset.astype(np.uint64)
-    return Excerpt(out, n, part, (sizes[0], sizes[1], max(sizes[2], _ALIGNMENT)))
+    parts = (sizes[0], sizes[1], max(sizes[2], _ALIGNMENT), sizes[3])
+    return Excerpt(out, n, part, parts, tuple(masks.tolist()))
 
 
 def _cut(rows: Rows, n_nodes: int, chosen: Bools) -> tuple[Rows, int]:
@@ -138,10 +151,29 @@ def _computes(nodes: Rows) -> Bools:
     return np.asarray(~VIEW_OPS[nodes["op"]] & (nodes["ne"] > 0).all(axis=1))
 
 
-def _private(rows: Rows, n_nodes: int, there: Bools) -> Bools:
-    """Integers from outside: in the whole graph their memory may be used again later on."""
+def _integers(rows: Rows, n_nodes: int, there: Bools) -> Bools:
+    """Those from outside: in the whole graph their memory may be used again later on."""
     leaf = np.arange(len(rows)) >= n_nodes
     return np.asarray(leaf & there & np.isin(rows["type"], _INTEGERS))
+
+
+def _masks(rows: Rows, n_nodes: int, there: Bools) -> I64:
+    """The leaves that are masks of attention, or that masks are made of."""
+    found = set()
+    for op, source in _MASKS.items():
+        for node in np.flatnonzero(rows["op"][:n_nodes] == op).tolist():
+            row = int(rows["src"][node, source])
+            while 0 <= row < n_nodes:
+                row = int(rows["src"][row, 0])
+            if row >= 0 and there[row]:
+                found.add(row)
+    return np.array(sorted(found), np.int64)
+
+
+def _ramps(rows: Rows) -> I64:
+    """Bytes of a row and a column of each, and to the next multiple of the alignment."""
+    unit = TYPE_BYTES[rows["type"]]
+    return np.asarray((rows["ne"][:, 0] + rows["ne"][:, 1]) * unit + _ALIGNMENT)
 
 
 def _writes(rows: Rows, n_nodes: int) -> Bools:

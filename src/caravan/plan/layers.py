@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from caravan.backend import RemoteDevice
+from caravan.engine.layouts import TYPE_NUMBERS
 from caravan.errors import AllocationError
-from caravan.plan.excerpt import Excerpt, excerpt
+from caravan.plan.excerpt import Excerpt, Parts, excerpt
 from caravan.plan.profile import DeviceProfile
-from caravan.plan.samples import addition
-from caravan.plan.scratch import Scratch
+from caravan.plan.samples import addition, ramp
+from caravan.plan.scratch import Scratch, Span
 from caravan.plan.times import F64, DeviceTimes, Grid
+from caravan.stream.link import RemoteAllocation
 
 if TYPE_CHECKING:
     from caravan.plan.work import ModelWork, Point
 
 
 _MIB = 1 << 20
+_MASK_TYPES = (TYPE_NUMBERS["f32"], TYPE_NUMBERS["f16"])
 _FEW_TOKENS = 8
 _UNCACHED = 64 * _MIB
 _AT_ONCE = 0.05  # seconds that a layer may take all in all, if it is computed several times
@@ -160,10 +163,10 @@ class _Table(NamedTuple):
     cut: Excerpt
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> Parts:
         """Bytes of each part."""
-        ints, reads, writes = self.cut.sizes
-        return ints, reads * self.repeats, writes * self.repeats
+        ints, reads, writes, masks = self.cut.sizes
+        return ints, reads * self.repeats, writes * self.repeats, masks
 
 
 class _Layer:
@@ -205,9 +208,10 @@ class _Layer:
             tables = self._tables(0)
         if _room(tables) > self._room:
             raise AllocationError(f"it takes {_room(tables) // _MIB} MiB")
-        ints, reads, _ = _most(tables)
         memory = self._scratch.take(_room(tables) + self._behind)
-        bases = (memory.base, memory.base + ints, memory.base + ints + reads)
+        ints, reads, writes, _ = _most(tables)
+        base = memory.base
+        bases = (base, base + ints, base + ints + reads, base + ints + reads + writes)
         seconds = {
             "prompt": np.zeros(tuple(map(len, axes(self._work.prompt)))),
             "decode": np.zeros(tuple(map(len, axes(self._work.decode)))),
@@ -224,7 +228,10 @@ class _Layer:
                 elif late or expected > _SLOW_POINT:
                     found, whole = table.estimate * ratio, False
                 else:
-                    graph = self._scratch.graph(*table.cut.at(bases, table.repeats), memory)
+                    rows, n_nodes = table.cut.at(bases, table.repeats)
+                    if table.kind == "prompt":
+                        self._mask(table.cut, bases, memory)
+                    graph = self._scratch.graph(rows, n_nodes, memory)
                     spent = self._scratch.computing(graph, _POINT) - self._own
                     found = max(spent, 0.0) / table.repeats
                     if table.estimate > 0:
@@ -233,6 +240,19 @@ class _Layer:
         finally:
             self._scratch.give_back(memory)
         return ClassTimes(seconds["prompt"], seconds["decode"], whole)
+
+    def _mask(self, cut: Excerpt, bases: Parts, memory: RemoteAllocation) -> None:
+        """Hide from each token what comes after it: some devices pass over that."""
+        rows, _ = cut.at(bases)
+        for number in cut.masks:
+            mask = rows[number : number + 1]
+            # of several sequences, or in another type: nobody has such prompts
+            if mask["ne"][0, 2:].max() > 1 or mask["type"][0] not in _MASK_TYPES:
+                continue
+            made, values = ramp(mask)
+            place = Span(memory, int(made["data"][1]) - memory.base, len(values))
+            self._scratch.device.link.set_tensor(place, 0, values)
+            self._scratch.device.link.graph_compute(self._scratch.graph(made, 1, memory))
 
     def _tables(self, uncached: int) -> list[_Table]:
         """One for each point; those of few tokens take so many bytes of memory."""
@@ -261,10 +281,10 @@ def _count(cut: Excerpt, estimate: float, uncached: int) -> int:
     return max(1, min(wanted, int(_AT_ONCE / max(estimate, 1e-9))))
 
 
-def _most(tables: Sequence[_Table]) -> tuple[int, int, int]:
+def _most(tables: Sequence[_Table]) -> Parts:
     """Bytes of each part that are enough for all."""
-    ints, reads, writes = (max(table.sizes[part] for table in tables) for part in range(3))
-    return ints, reads, writes
+    a, b, c, d = (max(table.sizes[part] for table in tables) for part in range(4))
+    return a, b, c, d
 
 
 def _room(tables: Sequence[_Table]) -> int:

@@ -36,6 +36,8 @@ def measure_head_link(device: RemoteDevice) -> LinkProfile:
         data = np.random.default_rng(1).bytes(_BIGGEST)
         size, limit = _FIRST, _limit(device)
         memory = scratch.take(limit)
+        # it is cleared first
+        scratch.fence()
 
         def write(count: int) -> None:
             device.link.set_tensor(Span(memory, 0, count), 0, data[:count])

@@ -82,6 +82,30 @@ def various(count: int) -> Sample:
     return Sample(rows, one.size, count * one.flops, count * one.moved)
 
 
+def ramp(mask: Rows) -> tuple[Rows, bytes]:
+    """A graph that fills the mask of a micro-batch, and what it is made of: that belongs behind
+    the mask, from the next multiple of 128 bytes on.
+
+    The mask is one row (1,) of EXT_TENSOR, of f16 or f32, with its address. Each row of it sees an
+    entry less than the one before: as many as of any prompt, in the other order.
+    """
+    columns, rows = mask["ne"][0, :2].tolist()
+    unit = int(mask["nb"][0, 0])
+    target = mask.copy()
+    target["view_src"] = -1
+    source = target.copy()
+    address = int(mask["data"][0]) + int(mask["nb"][0, 3])
+    source["data"] = -(-address // ALIGNMENT) * ALIGNMENT
+    # each row begins an element further on
+    source["nb"] = (unit, unit, unit * rows, unit * rows)
+    node = _node("CPY", target)
+    node["src"][0, :2] = 1, 2
+    node["view_src"] = 2
+    values = np.zeros(columns + rows, np.float16 if unit == 2 else np.float32)
+    values[columns:] = -np.inf
+    return np.concatenate((node, source, target)), values.tobytes()
+
+
 def _tensor(kind: str, columns: int, rows: int = 1) -> Rows:
     number = TYPE_NUMBERS[kind]
     unit = int(TYPE_BYTES[number])

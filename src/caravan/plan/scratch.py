@@ -193,15 +193,15 @@ class Scratch:
         if about > seconds / _ROUNDS:
             return min(about, self._timed(graph, 1))
         count = min(max(int(seconds / _ROUNDS / max(about, 1e-6)), _FEWEST), _MOST)
-        alone = not self._counts and about < max(_DISTINCT, 20 * self.round_trip)
-        take = self._slope if alone else self._timed
-        return min(take(graph, count) for _ in range(_ROUNDS))
+        if self._counts or about > max(_DISTINCT, 20 * self.round_trip):
+            return min(self._timed(graph, count) for _ in range(_ROUNDS))
+        return self._slope(graph, count)
 
     def following(self, graph: ScratchGraph, seconds: float = 0.05) -> float:
         """Seconds from one computation of the graph to the next, when they wait in line."""
         about = max(self._elapsed(graph, 1), 1e-6)
         count = min(max(int(seconds / _ROUNDS / about), 10), _MOST)
-        return statistics.median(self._slope(graph, count) for _ in range(_ROUNDS))
+        return self._slope(graph, count)
 
     def turn(self, graph: ScratchGraph, place: Span, size: int, rounds: int = 20) -> float:
         """Seconds of the head from a small write, the graph and a small read on the idle device to
@@ -259,8 +259,11 @@ class Scratch:
         return (after.computing - before.computing) / 1e9 / count
 
     def _slope(self, graph: ScratchGraph, count: int) -> float:
-        one = self._elapsed(graph, 1)
-        return max(self._elapsed(graph, count) - one, 0.0) / (count - 1)
+        """Of one more in a row of so many; what disturbs can only add to either end of the slope,
+        so the quickest of each counts."""
+        one = min(self._elapsed(graph, 1) for _ in range(_ROUNDS))
+        many = min(self._elapsed(graph, count) for _ in range(_ROUNDS))
+        return max(many - one, 0.0) / (count - 1)
 
     def _elapsed(self, graph: ScratchGraph, count: int) -> float:
         start = time.perf_counter()
