@@ -136,7 +136,8 @@ def compute_options(ctx_size: str, *, planned: bool = False) -> Callable[[_F], _
         ctx_size: the help of that option.
         planned: without what a plan finds out.
     """
-    size = click.option("-c", "--ctx-size", default=0, metavar="N", help=ctx_size)
+    names = ("-c", "--ctx-size", "--ctx") if planned else ("-c", "--ctx-size")
+    size = click.option("ctx_size", *names, default=0, metavar="N", help=ctx_size)
     chosen = [option for name, option in _COMPUTE.items() if not (planned and name in _PLACING)]
     return lambda function: _with(function, size, *chosen)
 
