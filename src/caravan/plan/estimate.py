@@ -231,6 +231,7 @@ class _Way:
         self._back = links.seconds[self._end, HEAD]
         self._back_per_byte = links.per_byte[self._end, HEAD]
         self._copied = self._copies(latest)
+        self._rounds: dict[tuple[int, int], tuple[F64, F64]] = {}
 
     def _copies(self, latest: I64) -> F64:
         """Seconds of each device for each byte of activations that come and go."""
@@ -325,6 +326,12 @@ class _Way:
         return np.maximum(alone, lanes * most) if lanes > 1 else alone
 
     def _round(self, number: int, n_seqs: int) -> tuple[F64, F64]:
+        """See `_rounded`, which is asked once."""
+        if (number, n_seqs) not in self._rounds:
+            self._rounds[number, n_seqs] = self._rounded(number, n_seqs)
+        return self._rounds[number, n_seqs]
+
+    def _rounded(self, number: int, n_seqs: int) -> tuple[F64, F64]:
         """(splits,) seconds of a decode step of so many sequences: alone, and in the part of it
         that takes longest, through which one lane after the other goes.
         """

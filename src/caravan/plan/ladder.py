@@ -146,15 +146,22 @@ class _Programme:
         self._best[device] = _window_minima(start, lowest) + own
         self._start[device], self._lowest[device] = start, lowest
 
-    def _entered(self, device: int, bound: int | slice = slice(None)) -> F64:
-        """What is paid until `device` starts at each border, by the device before."""
+    def _entered(self, device: int) -> F64:
+        """(devices, bounds, borders) what is paid until `device` starts, by the one before."""
         problem = self._problem
         hop = np.where(
             problem.travel[:device, device, None] <= self._first,
             problem.hop[:device, device, None],
             np.inf,
         )
-        return np.asarray(self._best[:device, bound] + hop[:, bound, ...][..., None])
+        return np.asarray(self._best[:device] + hop[:, :, None])
+
+    def _before(self, device: int, bound: int, start: int) -> int:
+        """The device before one that starts at a border."""
+        problem = self._problem
+        paid = self._best[:device, bound, start] + problem.hop[:device, device]
+        paid[problem.travel[:device, device] > self._first[bound]] = np.inf
+        return int(paid.argmin())
 
     def _back(self, device: int, bound: int) -> list[int]:
         n_devices, _, n_borders = self._best.shape
@@ -166,7 +173,7 @@ class _Programme:
             counts[device] = end - start
             if not start:
                 return counts
-            device, end = int(self._entered(device, bound)[:, start].argmin()), start
+            device, end = self._before(device, bound, start), start
 
 
 def _window_minima(values: F64, lowest: I64) -> F64:

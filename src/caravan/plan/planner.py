@@ -29,7 +29,7 @@ __all__ = ["Option", "Plan", "Speed", "make_plan"]
 _FEW = 4
 _FITTINGS = 3
 # Micro-batches in stages that are played, which takes some tenths of a second.
-_BUDGET = 30_000
+_BUDGET = 24_000
 _AT_LEAST = 2  # whatever it takes
 _SINGLES = 4
 # So many of the best are tried with other splits, for half as much all together.
