@@ -33,7 +33,7 @@ def measure_head_link(device: RemoteDevice) -> LinkProfile:
     """
     with Scratch(device) as scratch:
         # what does not change may be squeezed on the way
-        data = np.random.default_rng(1).bytes(_BIGGEST)
+        data = memoryview(np.random.default_rng(1).bytes(_BIGGEST))
         size, limit = _FIRST, _limit(device)
         memory = scratch.take(limit)
         # it is cleared first
