@@ -28,6 +28,8 @@ _WARM_UP = 32
 # prompts around the predicted break-even, as parts of it; it is left out where they take longer
 _AROUND = (0.6, 0.8, 1.0, 1.25, 1.6)
 _MOST_SECONDS = 60.0
+# a speed-up of less is noise: short prompts take equally long on one device and on several
+_CLEAR = 1.02
 
 Say = Callable[[str], None]
 
@@ -261,10 +263,11 @@ def _break_even(plan: Plan, runs: Sequence[_Run], say: Say) -> list[Check]:
 
 
 def crossing(points: Sequence[tuple[int, float]]) -> float:
-    """Where a speed-up comes to 1, from its values at some lengths; nan where it is always above
-    or below."""
+    """From which length on a speed-up, known at some, is one that is more than noise; nan where it
+    is that from the first on, or not at the last."""
+    above = None
     for (low, before), (high, after) in itertools.pairwise(points):
-        if before < 1 <= after:
-            part = (1 - before) / (after - before)
-            return float(low * (high / low) ** part)
-    return math.nan
+        if before < _CLEAR <= after:
+            part = (_CLEAR - before) / (after - before)
+            above = float(low * (high / low) ** part)
+    return above if above is not None and points[-1][1] >= _CLEAR else math.nan
