@@ -227,7 +227,7 @@ def lines(grid: Grid, first: int, end: int) -> Callable[[int, int], float]:
     table: list[list[float]] = grid.seconds[:, :, first:end].sum(axis=2).tolist()
 
     def at(n_tokens: int, n_kv: int) -> float:
-        i, x = between(tokens, n_tokens)
+        i, x = between(tokens, max(n_tokens, tokens[0]))
         j, y = between(kv, n_kv)
         total = table[i][j]
         if x:
@@ -244,9 +244,9 @@ def lines(grid: Grid, first: int, end: int) -> Callable[[int, int], float]:
 
 def between(points: tuple[int, ...], value: float) -> tuple[int, float]:
     """As in `times`, without NumPy, which takes its time."""
-    if len(points) == 1 or value <= points[0]:
+    if len(points) == 1:
         return 0, 0.0
-    i = min(bisect_right(points, value) - 1, len(points) - 2)
+    i = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
     return i, (value - points[i]) / (points[i + 1] - points[i])
 
 

@@ -30,8 +30,9 @@ class Grid:
     seconds: F64
 
     def at(self, n_tokens: int, n_kv: int) -> F64:
-        """(n_layer + 1,) seconds; on lines through the nearest points, also beyond the last."""
-        i, x = _between(self.tokens, n_tokens)
+        """(n_layer + 1,) seconds; on lines through the nearest points, also beyond the last, and of
+        `kv` before the first: attention goes by it, while few tokens take as long as one."""
+        i, x = _between(self.tokens, max(n_tokens, self.tokens[0]))
         j, y = _between(self.kv, n_kv)
         s = self.seconds
         low = s[i, j] if x == 0 else s[i, j] * (1 - x) + s[i + 1, j] * x
@@ -42,10 +43,10 @@ class Grid:
 
 
 def _between(points: Sequence[int], value: float) -> tuple[int, float]:
-    """The point to start from, and how far to the next one; below the first it is the first."""
-    if len(points) == 1 or value <= points[0]:
+    """The point to start from, and how far to the next one; below the first, less than nothing."""
+    if len(points) == 1:
         return 0, 0.0
-    i = min(int(np.searchsorted(points, value, side="right")) - 1, len(points) - 2)
+    i = min(max(int(np.searchsorted(points, value, side="right")) - 1, 0), len(points) - 2)
     return i, (value - points[i]) / (points[i + 1] - points[i])
 
 
