@@ -38,7 +38,7 @@ from caravan.plan.measure import measure_cluster, times_of
 from caravan.plan.memory import MemoryModel
 from caravan.plan.pipeline import Pipeline, Setting
 from caravan.plan.planner import make_plan
-from caravan.plan.predict import first_token_seconds, step_seconds
+from caravan.plan.predict import prompt_seconds, step_seconds
 from caravan.plan.profile import ClusterProfile, DeviceProfile, LinkProfile
 from caravan.plan.split import best_counts
 from caravan.plan.work import ModelWork
@@ -143,7 +143,7 @@ def compare(
         setting, memory = setting_of(model, cluster.devices, params, prompts)
         numbers = list(range(len(cluster.devices)))
         alone = {i: Pipeline(setting, (i,), (setting.n_layer + 1,)) for i in numbers}
-        best = min(numbers, key=lambda i: first_token_seconds(alone[i], 2048))
+        best = min(numbers, key=lambda i: prompt_seconds(alone[i], 2048))
         todo = {f"{name}, best alone": alone[best]}
         if len(numbers) > 1:
             room = memory.room([(d.memory_free, d.memory_total) for d in setting.cluster.devices])
@@ -154,10 +154,11 @@ def compare(
             )
         for title, pipeline in todo.items():
             for what, seconds in measured(bench, cluster, model, pipeline, params, prompts):
+                # nothing is sampled here
                 predicted = (
-                    step_seconds(pipeline, 256)
+                    step_seconds(pipeline, 256) - setting.head.sample
                     if what.startswith("tg")
-                    else first_token_seconds(pipeline, int(what[2:]))
+                    else prompt_seconds(pipeline, int(what[2:]))
                 )
                 rows.append(Row(f"{title}, {what}", predicted, seconds))
                 print(rows[-1], flush=True)
