@@ -3,10 +3,11 @@
     python benchmarks/simulation.py [SETUP ...] [--prompts 64,256,1024] [--rounds 3] [--json FILE]
 
 A set-up is its devices, joined by `+`: `cpu` with one thread, or the speeds of a simulated one
-(GFLOPS/GB/s); then the milliseconds that links take one way, and the tokens of a micro-batch, such
-as `400/40+1200/120@2:64`. With `:relay` at its end the head carries the activations. Devices and
-links are measured as for a plan. Prompts and decode steps of SmolLM2 are predicted and measured;
-with `--concurrency` also prompts and steps of so many requests in a batcher.
+(GFLOPS/GB/s); then the milliseconds that links take one way, and Mbit/s behind a `/`; and the
+tokens of a micro-batch: `400/40+1200/120@2:64`, `400/40+400/40@0.2/100:64`. With `:relay` at its
+end the head carries the activations. Devices and links are measured as for a plan. Prompts and
+decode steps of SmolLM2 are predicted and measured; with `--concurrency` also prompts and steps of
+so many requests in a batcher.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ SETUPS = (
     "400/40+400/40+800/80@2:64",
     "400/40+1200/120@10:64",
     "400/40+1200/120@10:64:relay",
+    "400/40+1200/120@0.2/100:64",
     "cpu@0:64",
     "cpu+cpu@0:64",
     "cpu+cpu+cpu@0:64",
@@ -60,11 +62,13 @@ class Setup:
 
     Attributes:
         devices: as a worker's `-d` takes them.
+        mbit: 0: as much as there is.
     """
 
     name: str
     devices: tuple[str, ...]
     delay_ms: float
+    mbit: float
     n_ubatch: int
     relay: bool
 
@@ -76,7 +80,9 @@ class Setup:
         for device in devices.split("+"):
             gflops, _, gbps = device.partition("/")
             names.append("CPU:1" if device == "cpu" else f"sim:GFLOPS={gflops},GBPS={gbps}")
-        return cls(text, tuple(names), float(delay), int(n_ubatch), relay == ["relay"])
+        ms, _, mbit = delay.partition("/")
+        rate = float(mbit or 0.0)
+        return cls(text, tuple(names), float(ms), rate, int(n_ubatch), relay == ["relay"])
 
     @property
     def params(self) -> ContextParams:
@@ -108,7 +114,7 @@ class Stand:
         endpoints = []
         for device in setup.devices:
             if setup.delay_ms:
-                endpoints += bench.behind_links(device, 1, setup.delay_ms)
+                endpoints += bench.behind_links(device, 1, setup.delay_ms, setup.mbit)
             else:
                 endpoints.append(bench.worker(device))
         cluster = bench.stack.enter_context(

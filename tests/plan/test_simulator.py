@@ -236,6 +236,12 @@ def test_only_a_part_of_the_inputs_travels_again():
     assert simulate_decode(pipe, 1, steps=3).seconds == near(3 * 2)
 
 
+def test_a_stage_alone_is_sent_more():
+    more = traffic(embedding=1, alone=2)
+    assert prompt(pipeline([0], traffic=more, link=slow(rate=UBATCH)), 2) == near(2 * 3)
+    assert prompt(pipeline([0, 0], traffic=more, link=slow(rate=UBATCH)), 2) == near(2 * 1)
+
+
 def test_logits_travel_back():
     pipe = pipeline([1], traffic=traffic(logits=3), link=slow(rate=1))
     assert simulate_decode(pipe, 1, steps=2).seconds == near(2 * 4)

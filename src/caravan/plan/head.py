@@ -52,23 +52,25 @@ def traffic_of(steps: Sequence[Rehearsed], n_layer: int, n_vocab: int) -> Traffi
     small = np.array([step.written[1] for step in known], np.float64)
     scale = np.maximum(terms.max(axis=0), 1.0)
     fixed, position, mask = np.linalg.lstsq(terms / scale, small)[0] / scale
-    embedding = statistics.median(
+    written = statistics.median(
         (step.written[0] - step.written[1]) / step.n_tokens for step in prompts
     )
     last, graphs = decodes[-1], prompts[-1].graphs
     activation = last.crossed[1] / last.n_tokens
     # a description has no embeddings: all are alike, and would not travel twice
-    travels = activation + last.sent[1]
+    embedding = max(activation, (last.sent[0] - last.sent[1]) / last.n_tokens)
+    travels = embedding + last.sent[1]
     return Traffic(
         activation=activation,
-        embedding=max(0.0, embedding),
+        embedding=embedding,
         fixed=max(0.0, round(float(fixed), 3)),
         position=max(0.0, round(float(position), 3)),
         mask=max(0.0, round(float(mask), 6)),
-        again=min(1.0, travels / max(1, last.written[0])),
+        again=min(1.0, travels / max(1.0, embedding + last.written[1])),
         logits=float(_F32 * n_vocab),
         graph=sum(graph.rows.nbytes for graph in graphs) / (n_layer + 1),
         nodes=sum(graph.n_nodes for graph in graphs) / (n_layer + 1),
+        alone=max(0.0, written - embedding),
     )
 
 

@@ -26,6 +26,8 @@ class Traffic:
         logits: of an output, to the head.
         graph: of a layer's part of a new graph, to its stage.
         nodes: no bytes: operations of a layer, which a stage checks in a new graph.
+        alone: of a token, from the head to a stage that has all layers, on top: inputs that never
+            change, which only a pipeline keeps where they are.
     """
 
     activation: float
@@ -37,6 +39,7 @@ class Traffic:
     logits: float
     graph: float = 0.0
     nodes: float = 0.0
+    alone: float = 0.0
 
     def inputs(self, n_tokens: int, n_kv: int, *, first: bool) -> float:
         """Of one micro-batch, from the head to a stage."""

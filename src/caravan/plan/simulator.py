@@ -195,6 +195,8 @@ class Run:
     ) -> None:
         traffic = self.setting.traffic
         size = traffic.inputs(ubatch.n_tokens, ubatch.n_kv, first=first)
+        if self.n_stages == 1:
+            size += traffic.alone * ubatch.n_tokens
         if reuse and ubatch.decode:
             size *= traffic.again
         if after is not None:
