@@ -8,6 +8,8 @@ from __future__ import annotations
 from caravan.plan.pipeline import Pipeline
 from caravan.plan.predict import first_token_seconds
 
+# A smaller lead is noise: a prompt of one micro-batch takes equally long on several equal devices.
+CLEAR = 1.01
 _GRID = 32  # tokens
 _POINTS = 24
 
@@ -26,7 +28,7 @@ class Race:
         self._seconds: dict[int, float] = {}
 
     def break_even(self, pipeline: Pipeline, most: int | None = None) -> int | None:
-        """Tokens of a prompt from which on a pipeline is faster, up to the longest.
+        """Tokens of a prompt from which on a pipeline is clearly faster, up to the longest.
 
         0: always. None: never, or not with the longest.
 
@@ -36,16 +38,16 @@ class Race:
         if self._single is None:
             return 0
         won = _on_grid(min(self._n_ctx, most or self._n_ctx))
-        if pipeline == self._single or self.lead(pipeline, won) <= 1:
+        if pipeline == self._single or self.lead(pipeline, won) < CLEAR:
             return None
         lost = _on_grid(won // 2)
-        while lost < won and self.lead(pipeline, lost) > 1:
+        while lost < won and self.lead(pipeline, lost) >= CLEAR:
             won, lost = lost, _on_grid(lost // 2)
         if lost == won:
             return 0
         while won - lost > _GRID:
             middle = _on_grid((won + lost) // 2)
-            if self.lead(pipeline, middle) > 1:
+            if self.lead(pipeline, middle) >= CLEAR:
                 won = middle
             else:
                 lost = middle

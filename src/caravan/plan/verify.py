@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from caravan.llm import Context, ContextParams, EngineDevice, Model, ModelParams
+from caravan.plan.crossing import CLEAR
 from caravan.plan.pipeline import Pipeline
 from caravan.plan.planner import Option, Plan
 from caravan.plan.predict import prompt_seconds, step_seconds
@@ -28,8 +29,6 @@ _WARM_UP = 32
 # prompts around the predicted break-even, as parts of it; it is left out where they take longer
 _AROUND = (0.6, 0.8, 1.0, 1.25, 1.6)
 _MOST_SECONDS = 60.0
-# a speed-up of less is noise: short prompts take equally long on one device and on several
-_CLEAR = 1.02
 
 Say = Callable[[str], None]
 
@@ -267,7 +266,7 @@ def crossing(points: Sequence[tuple[int, float]]) -> float:
     is that from the first on, or not at the last."""
     above = None
     for (low, before), (high, after) in itertools.pairwise(points):
-        if before < _CLEAR <= after:
-            part = (_CLEAR - before) / (after - before)
+        if before < CLEAR <= after:
+            part = (CLEAR - before) / (after - before)
             above = float(low * (high / low) ** part)
-    return above if above is not None and points[-1][1] >= _CLEAR else math.nan
+    return above if above is not None and points[-1][1] >= CLEAR else math.nan
