@@ -82,7 +82,7 @@ def test_for_people():
 def test_for_programs():
     lines = [line.split("\t") for line in devices_module._columns(FOUND)]
     assert lines[4] == [""]
-    assert {len(line) for line in lines[:4]} == {17}
+    assert {len(line) for line in lines[:4]} == {19}
     assert {len(line) for line in lines[5:]} == {7}
     assert lines[3][:8] == ["CPU", "-", "CPU", "My CPU", "0.26.0", "2", str(GIB), str(GIB)]
     assert set(lines[3][8:]) == {"-"}
@@ -203,6 +203,8 @@ MEASURED = replace(
             gbps=412.34,
             graph_ns=12000,
             turn_ns=45000,
+            check_ns=1_300_000,
+            check_node_ns=1200,
             round_trip_ns=234_567,
             bytes_per_second=117e6,
         ),
@@ -234,7 +236,8 @@ def test_what_was_measured_for_people_and_for_programs():
     assert told_all.endswith(TOLD_MEASURED)
     assert max(map(len, TOLD_MEASURED.splitlines())) <= 80
     lines = [line.split("\t") for line in devices_module._columns(MEASURED)]
-    assert lines[0][10:] == ["lab1", "12345.6", "412.34", "12000", "45000", "234567", "117000000.0"]
+    speeds = ["12345.6", "412.34", "12000", "45000", "1300000", "1200", "234567", "117000000.0"]
+    assert lines[0][10:] == ["lab1", *speeds]
     assert lines[6][5:] == ["60000", "1500000000.0"]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from caravan.plan.planner import make_plan
 from planned import memory, setting
 
@@ -100,9 +98,23 @@ def test_nothing_fits():
     assert advice(setting([1.0, 1.0], memory=0.001)).startswith("Nothing fits: RPC")
 
 
-@pytest.mark.parametrize(("n", "more"), [(8, False), (16, True)])
-def test_many_devices_are_not_listed(n, more):
-    text = advice(setting([1.0] * n, 80, ms=0.01), generate=0)
-    assert text.startswith(f"Use {n} devices, RPC")
+def test_what_fits_without_anything_to_spare_fits():
+    assert advice(setting([1.0] * 18, 80, memory=0.6)).startswith(
+        "No single device holds it; use 17"
+    )
+
+
+def test_many_devices_are_not_listed():
+    text = advice(setting([1.0] * 8, 80, ms=0.01), generate=0)
+    assert text.startswith("Use 8 devices, RPC0 first and RPC7 last")
     assert re.search(r" \(\d+ to \d+ layers each\): ", text)
-    assert text.endswith("; but the engine can use 15 devices at most.") == more
+
+
+def test_more_devices_than_the_engine_can_use_are_no_advice_unless_nothing_less_will_do():
+    roomy, tight = (setting([1.0] * 18, 80, ms=0.01, memory=gib) for gib in (64.0, 0.68))
+    assert matches(
+        r"Use 1[0-5] devices, RPC0 first and RPC1[0-4] last.*on\.", advice(roomy, generate=0)
+    )
+    text = advice(tight, generate=0)
+    assert matches(r"No single device holds it; use 1[6-8] devices, .*", text), text
+    assert text.endswith("; but the engine can use 15 devices at most.")

@@ -125,6 +125,7 @@ def measured(name, **more):
 
 def test_what_devices_has_printed():
     fast = {"gflops": 100.0, "gbps": 30.0, "graph_ns": 20000, "turn_ns": 50000, "host": "a"}
+    fast |= {"check_ns": 1300000, "check_node_ns": 1200}
     link = {"round_trip_ns": 400000, "bytes_per_second": 1e9}
     data = {
         "devices": [
@@ -148,6 +149,8 @@ def test_what_devices_has_printed():
     assert [d.name for d in cluster.devices] == ["RPC0", "RPC1"]
     assert cluster.devices[0].graph == pytest.approx(20e-6)
     assert cluster.devices[0].turn == pytest.approx(50e-6)
+    assert cluster.devices[0].check_graph == pytest.approx(1.3e-3)
+    assert cluster.devices[0].check == pytest.approx(1.2e-6)
     assert cluster.to_head[1] == LinkProfile(200e-6, 1e9)
     assert cluster.link(0, 1) == LinkProfile(60e-6, 2e9)
     assert cluster.link(1, 0).way == "relay"

@@ -5,6 +5,7 @@ What a busy machine makes slower is only held against one side.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -254,6 +255,23 @@ def test_links_between_two_workers_are_measured_once(devices, own_cache, told, m
     assert len(pairs) == 2
     assert len(cluster.between) == 4 * 3
     assert cluster.link(0, 3).way == "relay"
+
+
+def test_of_devices_in_an_order_a_link_is_measured_from_each_to_the_next(devices, monkeypatch):
+    rates = iter((3e9, 1e9))
+    pairs = []
+
+    def pair(source, target):
+        pairs.append((source.name, target.name))
+        return measure.LinkProfile(1e-4 * len(pairs), next(rates))
+
+    monkeypatch.setattr(measure, "measure_link", pair)
+    some = devices[:3]
+    cluster = measure.measure_cluster(some, ordered=True)
+    assert pairs == [(one.name, other.name) for one, other in itertools.pairwise(some)]
+    assert cluster.link(0, 1) == measure.LinkProfile(1e-4, 3e9)
+    assert cluster.link(0, 2) == measure.LinkProfile(2e-4, 1e9)
+    assert set(cluster.between) == {(0, 1), (1, 2), (0, 2)}
 
 
 def test_times_of_layers_are_kept(devices, own_cache, work, monkeypatch):

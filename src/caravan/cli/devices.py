@@ -139,6 +139,8 @@ def _measured(found: Survey, devices: Sequence[EngineDevice], fresh: bool) -> Su
             gbps=profile.gbps or None,
             graph_ns=round(profile.graph * 1e9),
             turn_ns=round(profile.turn * 1e9),
+            check_ns=round(profile.check_graph * 1e9),
+            check_node_ns=round(profile.check * 1e9),
             round_trip_ns=round(link.seconds * 2e9),
             bytes_per_second=_finite(link.rate),
         )
@@ -279,6 +281,8 @@ def _columns(found: Survey) -> list[str]:
             d.gbps,
             d.graph_ns,
             d.turn_ns,
+            d.check_ns,
+            d.check_node_ns,
             d.round_trip_ns,
             d.bytes_per_second,
         )

@@ -34,7 +34,8 @@ class DeviceFacts:
         extension: version of Caravan's extension that is spoken; None for a llama.cpp server.
         host: the machine that it is on, as far as its address tells.
         gflops, gbps: its speeds, as `plan.profile` has them, once they were measured.
-        graph_ns, turn_ns: what a graph and what a decode step costs it, likewise.
+        graph_ns, turn_ns, check_ns, check_node_ns: what a graph, a decode step, a new graph as such
+            and each of its nodes cost it, likewise.
         round_trip_ns: from here to it and back.
         bytes_per_second: that can be sent to it.
     """
@@ -54,6 +55,8 @@ class DeviceFacts:
     gbps: float | None = None
     graph_ns: int | None = None
     turn_ns: int | None = None
+    check_ns: int | None = None
+    check_node_ns: int | None = None
     round_trip_ns: int | None = None
     bytes_per_second: float | None = None
 

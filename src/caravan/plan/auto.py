@@ -132,7 +132,7 @@ def _measured(request: SplitRequest, jobs: Sequence[Job], step: Say) -> Setting:
         raise Unplanned(str(exc)) from None
     context = replace(request.context, n_ctx=length_of(jobs))
     work = work_of(request.path, request.params, context, jobs)
-    return measured(work, context, devices, step)
+    return measured(work, context, devices, step, ordered=True)
 
 
 def _require_plain(request: SplitRequest) -> None:

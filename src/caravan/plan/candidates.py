@@ -69,13 +69,22 @@ class Kinds:
             self._kinds.append(known.setdefault(kind, len(known)))
 
     def distinct(self, found: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-        """Without those that are like one before."""
+        """Without those that are like one before; of equal devices the first ones, in order."""
         seen = set()
         for devices in found:
             looks = self.looks(devices)
             if looks not in seen:
                 seen.add(looks)
-                yield devices
+                first = self._first(devices)
+                yield first if self.looks(first) == looks else devices
+
+    def _first(self, devices: tuple[int, ...]) -> tuple[int, ...]:
+        """Devices of the same kinds, each time the first one that is left."""
+        left = {kind: self._numbers(kind) for kind in {self._kinds[n] for n in devices}}
+        return tuple(next(left[self._kinds[number]]) for number in devices)
+
+    def _numbers(self, kind: int) -> Iterator[int]:
+        return (number for number, own in enumerate(self._kinds) if own == kind)
 
     def looks(self, devices: tuple[int, ...]) -> tuple[object, ...]:
         """The same for orders that differ in nothing but equal devices with equal links."""

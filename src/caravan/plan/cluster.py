@@ -31,6 +31,7 @@ PRESETS: Mapping[str, LinkProfile] = {
 _WITHIN = LinkProfile(50e-6, 5e9, "within")
 # what a worker takes for each graph, and for a step that it waits for
 _GRAPH, _TURN = 30e-6, 100e-6
+_CHECK, _CHECK_NODE = 1.3e-3, 1.2e-6
 
 
 def read_cluster(path: Path) -> ClusterProfile:
@@ -137,6 +138,8 @@ def _measured(top: _Object) -> ClusterProfile:
                 int(entry.number("memory_free", 0.0)),
                 int(entry.number("memory_total", 0.0)),
                 entry.text("host"),
+                check=entry.number("check_node_ns", 0.0) / 1e9,
+                check_graph=entry.number("check_ns", 0.0) / 1e9,
             )
         )
         seconds = entry.number("round_trip_ns", 0.0) / 2e9
@@ -197,7 +200,7 @@ def _devices(entry: _Object) -> tuple[list[DeviceProfile], str]:
     """So many as `count` says, and where they are."""
     entry.known(
         "name", "gflops", "gbps", "memory_gib", "count", "site", "endpoint", "host", "graph_us",
-        "turn_us",
+        "turn_us", "check_us", "check_node_us",
     )  # fmt: skip
     name = entry.text("name", "device")
     count = entry.number("count", 1.0, 1.0)
@@ -213,6 +216,8 @@ def _devices(entry: _Object) -> tuple[list[DeviceProfile], str]:
         size,
         size,
         entry.text("host"),
+        check=entry.number("check_node_us", _CHECK_NODE * 1e6) / 1e6,
+        check_graph=entry.number("check_us", _CHECK * 1e6) / 1e6,
     )
     site = entry.text("site", entry.text("endpoint"))
     if "count" not in entry.data:

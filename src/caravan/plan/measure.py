@@ -37,6 +37,7 @@ def measure_cluster(
     fresh: bool = False,
     on_step: Say | None = None,
     links: bool = True,
+    ordered: bool = False,
 ) -> ClusterProfile:
     """Speeds of devices that should have nothing else to do, and links that should be idle.
 
@@ -44,6 +45,8 @@ def measure_cluster(
         fresh: measure also what is known.
         on_step: told in a few words what is about to take long; on any thread.
         links: measure between devices, too; without, all copies count as relays.
+        ordered: only from each device to the next. A way past others counts as slow as the slowest
+            of theirs.
 
     Waits: a second for a device that is not known yet, a tenth for a link. A device that has no
     memory free has speeds of 0. Raises WorkerLost.
@@ -64,7 +67,7 @@ def measure_cluster(
         done = [profiles(numbers) for numbers in by_host.values()]
     found = dict(zip(itertools.chain(*by_host.values()), itertools.chain(*done), strict=True))
     to_head = tuple(_head_link(device) for device in devices)
-    between = _between(devices) if links else {}
+    between = {} if not links else _in_order(devices) if ordered else _between(devices)
     profiles_found = tuple(found[n] for n in range(len(devices)))
     # of other machines nobody knows
     return ClusterProfile(profiles_found, to_head, between, {HERE: float(physical_cores())})
@@ -154,12 +157,33 @@ def _between(devices: Sequence[RemoteDevice]) -> dict[tuple[int, int], LinkProfi
         source, target = devices[numbers[one]], devices[numbers[other]]
         ends = frozenset((source.endpoint, target.endpoint))
         if ends not in known:
-            try:
-                known[ends] = measure_link(source, target)
-            except AllocationError:
-                known[ends] = LinkProfile()
+            known[ends] = _link(source, target)
         found[numbers[one], numbers[other]] = known[ends]
     return found
+
+
+def _in_order(devices: Sequence[RemoteDevice]) -> dict[tuple[int, int], LinkProfile]:
+    """By numbers, ascending."""
+    found: dict[tuple[int, int], LinkProfile] = {}
+    for i, (one, other) in enumerate(itertools.pairwise(devices)):
+        link = _link(one, other)
+        if link.way == Path.RELAY.value:
+            continue
+        found[i, i + 1] = link
+        for first in range(i):
+            before = found.get((first, i))
+            if before is None:
+                continue
+            seconds, rate = max(before.seconds, link.seconds), min(before.rate, link.rate)
+            found[first, i + 1] = LinkProfile(seconds, rate)
+    return found
+
+
+def _link(one: RemoteDevice, other: RemoteDevice) -> LinkProfile:
+    try:
+        return measure_link(one, other)
+    except AllocationError:
+        return LinkProfile()
 
 
 def _times(

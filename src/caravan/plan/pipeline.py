@@ -74,7 +74,6 @@ class Setting:
         times: of each device of the cluster.
         n_layer: without the output layer.
         n_ubatch, n_batch, n_ctx: tokens, as in ContextParams.
-        copies: inputs that the scheduler holds for micro-batches in flight (GGML_SCHED_MAX_COPIES).
     """
 
     cluster: ClusterProfile
@@ -85,7 +84,6 @@ class Setting:
     n_ubatch: int = 512
     n_batch: int = 2048
     n_ctx: int = 4096
-    copies: int = 4
 
 
 @dataclass(frozen=True, slots=True)

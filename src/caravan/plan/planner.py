@@ -14,7 +14,7 @@ import numpy as np
 from caravan.errors import UsageError
 from caravan.llm.needs import DeviceNeeds
 from caravan.llm.placement import filled_layers
-from caravan.plan.advice import advise
+from caravan.plan.advice import MOST_DEVICES, advise
 from caravan.plan.candidates import Kinds, orders
 from caravan.plan.crossing import Race
 from caravan.plan.job import Job
@@ -112,6 +112,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         drafts, unfit = self._drafts()
+        drafts = drafts or self._tight()
         drafts = self._ranked(self._judged(drafts))
         singles = [draft for draft in drafts if len(draft.devices) == 1]
         single = min(singles, key=lambda draft: draft.score, default=None)
@@ -209,12 +210,14 @@ class _Planner:
         )
 
     def _ranked(self, drafts: list[_Draft]) -> list[_Draft]:
-        """First the one with the fewest devices of those that are about as good as the best."""
+        """First the one with the fewest devices of those that are about as good as the best; one
+        that the engine can use, if there is any."""
         if not drafts:
             return []
-        limit = drafts[0].score + _WORTH * len(self._jobs)
-        good = [draft for draft in drafts if draft.played and draft.score <= limit]
-        first = min(good or drafts[:1], key=lambda draft: len(draft.devices))
+        able = [draft for draft in drafts if len(draft.devices) <= MOST_DEVICES] or drafts
+        limit = able[0].score + _WORTH * len(self._jobs)
+        good = [draft for draft in able if draft.played and draft.score <= limit]
+        first = min(good or able[:1], key=lambda draft: len(draft.devices))
         return [first, *(draft for draft in drafts if draft is not first)]
 
     def _options(self, drafts: Sequence[_Draft], single: _Draft | None, race: Race) -> list[Option]:
@@ -270,6 +273,21 @@ class _Planner:
 
     def _unfit(self, devices: tuple[int, ...], counts: tuple[int, ...]) -> Option:
         return Option(devices, counts, self._needs(devices, counts), False, (), None)
+
+    def _tight(self) -> list[_Draft]:
+        """All devices together, where that leaves nothing to spare."""
+        room = self._memory.room(self._sizes)
+        return [
+            _Draft(
+                option.devices,
+                option.counts,
+                option.needs,
+                tuple(room[number] for number in option.devices),
+                float(self._search.estimator.score(option.devices, np.array([option.counts]))[0]),
+            )
+            for option in self._filled()
+            if not any(need.lacks for need in option.needs)
+        ]
 
     def _filled(self) -> list[Option]:
         """All devices together, each as full as the others."""

@@ -74,16 +74,18 @@ def measured(
     on_step: Step | None = None,
     *,
     fresh: bool = False,
+    ordered: bool = False,
 ) -> Setting:
     """Of devices that are there, from what is known of them, or is measured now.
 
     Args:
         on_step: told, in a line, what is being measured.
         fresh: measure what is known already.
+        ordered: no other order of the devices is thought of.
 
     Raises WorkerLost.
     """
-    cluster = measure_cluster(devices, fresh=fresh, on_step=on_step)
+    cluster = measure_cluster(devices, fresh=fresh, on_step=on_step, ordered=ordered)
     times = times_of(devices, work, cluster, fresh=fresh, on_step=on_step)
     return setting_of(work, context, cluster, times)
 
