@@ -202,9 +202,7 @@ def test_the_floors_are_those_that_the_test_of_imports_knows():
     from test_architecture import FLOORS
 
     told = [row[0].strip("`/") for row in rows(section(text("architecture.md"), "The floors"))[1:]]
-    assert [name.removesuffix(".py") for name in told] == [
-        name for name in reversed(FLOORS) if name != "plan"
-    ]
+    assert [name.removesuffix(".py") for name in told] == [*reversed(FLOORS)]
 
 
 def test_every_path_that_is_named_exists():
