@@ -31,8 +31,11 @@ from pathlib import Path
 import caravan
 from caravan.backend import Cluster, RemoteDevice
 from caravan.llm import Context, ContextParams, Model, ModelParams
+from caravan.llm.placement import whole_layers
+from caravan.llm.splitter import Splitter
 from caravan.models import resolve
 from caravan.models.fake import FakeModel
+from caravan.plan.auto import AutoSplit, EvenSplit
 from caravan.plan.job import Job
 from caravan.plan.measure import measure_cluster, times_of
 from caravan.plan.memory import MemoryModel
@@ -149,9 +152,14 @@ def compare(
             room = memory.room([(d.memory_free, d.memory_total) for d in setting.cluster.devices])
             counts = best_counts(setting, numbers, [Job(2048, 0)], memory.layers, room)
             assert counts is not None
-            todo[f"{name}, split {'/'.join(map(str, counts))}"] = Pipeline(
-                setting, tuple(numbers), counts
-            )
+            splits = [counts]
+            if 0 in counts:
+                # what is best may leave devices out: see that they are understood, too
+                even = whole_layers(setting.n_layer, -1, [1.0] * len(numbers))
+                splits.append(tuple(map(int, even)))
+            for some in splits:
+                title = f"{name}, split {'/'.join(map(str, some))}"
+                todo[title] = Pipeline(setting, tuple(numbers), some)
         for title, pipeline in todo.items():
             for what, seconds in measured(bench, cluster, model, pipeline, params, prompts):
                 # nothing is sampled here
@@ -192,8 +200,8 @@ def accuracy(rounds: int, prompts: Sequence[int] = PROMPTS) -> dict[str, object]
                 found = compare(bench, endpoints, name, prompts)
                 rows += found
                 if n > 1:
-                    half = len(found) // 2
-                    one, other = found[: half - 1], found[half:-1]
+                    each = len(prompts) + 1
+                    one, other = found[: each - 1], found[each : 2 * each - 1]
                     said = crossing(
                         prompts, *([r.predicted for r in side] for side in (one, other))
                     )
@@ -237,46 +245,49 @@ def split(rounds: int) -> dict[str, object]:
             layers=16, embd=1024, heads=16, kv_heads=4, ff=2816, vocab=65536, type="Q4_0"
         ).write(model)
         params = ContextParams(n_ctx=1280, n_ubatch=128, n_threads=1)
-        slow, fast = "sim:GFLOPS=800,GBPS=20,GIB=8", "sim:GFLOPS=2400,GBPS=60,GIB=8"
-        for order in ((slow, fast), (fast, slow)):
+        slow, fast = "sim:GFLOPS=800,GBPS=20,GIB=16", "sim:GFLOPS=2400,GBPS=60,GIB=8"
+        for name, order in (("slow first", (slow, fast)), ("fast first", (fast, slow))):
             with caravan.connect([bench.worker(device) for device in order]) as cluster:
                 cluster.routes()
-                setting, memory = setting_of(model, cluster.devices, params, [128])
-                room = memory.room(
-                    [(d.memory_free, d.memory_total) for d in setting.cluster.devices]
-                )
-                jobs = {
-                    "prompt of 1,024": Job(1024, 0),
-                    "decoding": Job(1, 64),
-                    "both": Job(1024, 64),
-                }
-                chosen = {
-                    what: best_counts(setting, (0, 1), [job], memory.layers, room)
-                    for what, job in jobs.items()
-                }
-                samples = {}
-                for first in range(setting.n_layer + 2):
-                    counts = (first, setting.n_layer + 1 - first)
-                    pipeline = Pipeline(setting, (0, 1), counts)
-                    times = dict(measured(bench, cluster, model, pipeline, params, [1024]))
-                    pp = statistics.median(times["pp1024"])
-                    tg = statistics.median(times[f"tg{N_GEN}"])
-                    samples[counts] = {"prompt of 1,024": pp, "decoding": tg, "both": pp + 64 * tg}
-                    print(counts, f"pp {pp * 1e3:.1f} ms, tg {tg * 1e3:.2f} ms", flush=True)
-                half = (setting.n_layer + 1) // 2
-                name = "slow first" if order[0] == slow else "fast first"
-                for what in jobs:
-                    best = min(samples, key=lambda counts: samples[counts][what])
-                    taken = chosen[what]
-                    assert taken is not None
-                    share = samples[best][what] / samples[tuple(taken)][what]
-                    even = samples[best][what] / samples[half, setting.n_layer + 1 - half][what]
-                    print(
-                        f"{name}, {what}: best {best}, auto {tuple(taken)}: {share:.3f} of it;"
-                        f" even (and by memory, which is equal): {even:.3f}"
-                    )
-                    found[f"{name}, {what}"] = (best, tuple(taken), share, even)
+                found |= splits_of(bench, name, cluster, model, params)
     return found
+
+
+def splits_of(
+    bench: Bench, name: str, cluster: Cluster, model: Path, params: ContextParams
+) -> dict[str, object]:
+    """What `--split auto`, `even` and `memory` take, and what every split is worth."""
+    jobs = {"prompt of 1,024": Job(1024, 0), "decoding": Job(1, 64), "both": Job(1024, 64)}
+    chosen = {what: shares(cluster, model, params, AutoSplit([job])) for what, job in jobs.items()}
+    even, memory = shares(cluster, model, params, EvenSplit()), shares(cluster, model, params, None)
+    setting, _ = setting_of(model, cluster.devices, params, [128])
+    seconds: dict[tuple[int, ...], dict[str, float]] = {}
+    for first in range(setting.n_layer + 2):
+        counts = (first, setting.n_layer + 1 - first)
+        pipeline = Pipeline(setting, (0, 1), counts)
+        times = dict(measured(bench, cluster, model, pipeline, params, [1024]))
+        pp, tg = (statistics.median(times[what]) for what in ("pp1024", f"tg{N_GEN}"))
+        seconds[counts] = dict(zip(jobs, (pp, tg, pp + 64 * tg), strict=True))
+        print(counts, f"pp {pp * 1e3:.1f} ms, tg {tg * 1e3:.2f} ms", flush=True)
+    found: dict[str, object] = {}
+    for what in jobs:
+        best = min(seconds, key=lambda counts: seconds[counts][what])
+        worth = {
+            mode: seconds[best][what] / seconds[counts][what]
+            for mode, counts in (("auto", chosen[what]), ("even", even), ("memory", memory))
+        }
+        told = ", ".join(f"{mode} {share:.3f}" for mode, share in worth.items())
+        print(f"{name}, {what}: best {best}, auto {chosen[what]}; of the best: {told}")
+        found[f"{name}, {what}"] = {"best": best, "auto": chosen[what], **worth}
+    return found
+
+
+def shares(
+    cluster: Cluster, model: Path, params: ContextParams, splitter: Splitter | None
+) -> tuple[int, ...]:
+    """The layers of each device as a model is loaded."""
+    with Model(model, devices=cluster.devices, context=params, splitter=splitter) as loaded:
+        return tuple(round(share) for share in loaded.shares)
 
 
 def plan_time(rounds: int) -> dict[str, object]:

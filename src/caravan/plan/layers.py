@@ -192,8 +192,8 @@ class _Layer:
         self._times = times
         self._layer = layer
         first = work.prompt[0]
-        # what would fit into a cache as a whole may do so
-        layers = work.layer_work(first.n_tokens, first.n_kv)
+        # what would fit into a cache as a whole may do so; that of the output layer is passed once
+        layers = work.layer_work(first.n_tokens, first.n_kv)[:-1]
         self._uncached = min(_UNCACHED, sum(one.weights for one in layers))
         self._own = own
         self._end = end

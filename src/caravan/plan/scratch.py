@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -36,7 +36,8 @@ _SAME = ("type", "ne", "nb", "op", "op_params", "flags", "view_offs", "data", "n
 _FIRST_ID = 1 << 32
 _SETTLED = 0.2  # seconds that are not measured twice
 _DISTINCT = 0.005  # seconds of a graph beside which the way there and back is little
-_CHECKS = 5
+_CHECKS = 7
+_BURSTS, _BURST = 5, 8
 _REST = 0.005
 _TURNS = 0.5  # seconds for a device's turns
 _ROUNDS = 3
@@ -228,15 +229,16 @@ class Scratch:
         """
         data = bytes(min(rows.nbytes, memory.size) & ~3)
         place = Span(memory, 0, len(data))
-        times = []
+        rounds = []
         for _ in range(_CHECKS):
             graph = self.graph(rows, n_nodes, memory)
             new = self._rested(lambda graph=graph: self._link.graph_compute(graph))  # type: ignore[misc]
             known = self._rested(lambda graph=graph: self._link.graph_compute(graph))  # type: ignore[misc]
             write = self._rested(lambda: self._link.set_tensor(place, 0, data))
             nothing = self._rested(lambda: None)
-            times.append(new - known - (write - nothing))
-        return max(statistics.median(times), 0.0)
+            rounds.append((new, known, write, nothing))
+        new, known, write, nothing = (_quick(times) for times in zip(*rounds, strict=True))
+        return max(new - known - (write - nothing), 0.0)
 
     def _rested(self, do: Callable[[], None]) -> float:
         """Seconds of something that finds the worker as the first micro-batch of a prompt does."""
@@ -281,16 +283,26 @@ class Scratch:
 
 
 def round_trip(device: RemoteDevice, seconds: float = 0.2) -> float:
-    """Seconds to an idle device's worker and back: of up to 20 questions, a quarter is quicker.
+    """Seconds to an idle device's worker and back, as they are in the quickest of a few bursts of
+    questions: what else the machines do comes and goes.
 
     Fewer are asked where it takes long. Waits; raises WorkerLost.
     """
-    times: list[float] = []
+    bursts: list[float] = []
     end = time.perf_counter() + seconds
-    while len(times) < 20 and (len(times) < 3 or time.perf_counter() < end):
-        start = time.perf_counter()
-        _ask(device)
-        times.append(time.perf_counter() - start)
+    while not bursts or (len(bursts) < _BURSTS and time.perf_counter() < end):
+        times: list[float] = []
+        while len(times) < 3 or (len(times) < _BURST and time.perf_counter() < end):
+            start = time.perf_counter()
+            _ask(device)
+            times.append(time.perf_counter() - start)
+        bursts.append(_quick(times))
+        time.sleep(_REST)
+    return min(bursts)
+
+
+def _quick(times: Sequence[float]) -> float:
+    """What a quarter of them are quicker than: others may have been disturbed."""
     return sorted(times)[len(times) // 4]
 
 
