@@ -20,7 +20,7 @@ SPLITS = all_splits(13, 3)[::7]
 def crowded(where):
     """All devices on one host with two processors; everything that a profile can have."""
     devices = tuple(
-        replace(device, host="one", threads=1.0, copy=5e8, check=2e-6, check_graph=1e-3, turn=2e-3)
+        replace(device, host="one", threads=1.0, check=2e-6, check_graph=1e-3, turn=2e-3)
         for device in where.cluster.devices
     )
     cluster = replace(where.cluster, devices=devices, processors={"one": 2.0})

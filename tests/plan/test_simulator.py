@@ -139,13 +139,6 @@ def test_new_graphs_travel():
     assert prompt(pipe, 1) == near(2 + 1)
 
 
-def test_copies_hold_up_both_ends():
-    # half a second each to send and to take
-    pipe = pipeline([1, 1], traffic=traffic(activation=1), copy=2.0 * UBATCH)
-    assert prompt(pipe, 1) == near(1 + 0.5 + 1)
-    assert prompt(pipe, 10) == near(1 + 10 * 1.5)
-
-
 def test_each_graph_has_its_overhead():
     assert prompt(pipeline([1, 1], graph=0.25), 10) == near(11 * 1.25)
 

@@ -84,7 +84,6 @@ class Links:
     Attributes:
         seconds: (n + 1, n + 1) of a short message.
         per_byte: (n + 1, n + 1) more for each byte.
-        send, receive: (n + 1, n + 1) what each byte takes of the devices at both ends.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -93,15 +92,9 @@ class Links:
         shape = (n + 1, n + 1)
         self.seconds: F64 = np.zeros(shape)
         self.per_byte: F64 = np.zeros(shape)
-        self.send: F64 = np.zeros(shape)
-        self.receive: F64 = np.zeros(shape)
         for one, other in itertools.permutations(range(HEAD, n), 2):
             link = cluster.link(one, other)
             self.seconds[one, other], self.per_byte[one, other] = link.seconds, 1 / link.rate
-            if HEAD not in (one, other):
-                self.send[one, other] = 1 / cluster.devices[one].copy
-                if link.way != "relay":
-                    self.receive[one, other] = 1 / cluster.devices[other].copy
 
 
 def _hosts(setting: Setting) -> list[F64]:
@@ -230,20 +223,7 @@ class _Way:
         self._end = devices[latest[:, -1]]
         self._back = links.seconds[self._end, HEAD]
         self._back_per_byte = links.per_byte[self._end, HEAD]
-        self._copied = self._copies(latest)
         self._rounds: dict[tuple[int, int], tuple[F64, F64]] = {}
-
-    def _copies(self, latest: I64) -> F64:
-        """Seconds of each device for each byte of activations that come and go."""
-        links = self._estimator.links
-        come = np.where(self._used, links.receive[self._between], 0.0)
-        go = np.where(self._used, links.send[self._between], 0.0)
-        if not go.any():
-            return come
-        # what one is sent costs the one before it
-        rows, columns = np.nonzero(self._used & ~self._first)
-        np.add.at(come, (rows, latest[rows, columns - 1]), go[rows, columns])
-        return come
 
     def prompt(self, number: int) -> F64:
         """(splits,) seconds until all prompts of job `number` have been read."""
@@ -342,7 +322,7 @@ class _Way:
         activation = n_seqs * traffic.activation
         moved = np.where(self._first, inputs, activation)
         travel = np.where(self._used, moved * estimator.links.per_byte[self._between], 0.0)
-        layers = self._of(estimator.step(number, n_seqs)) + activation * self._copied
+        layers = self._of(estimator.step(number, n_seqs))
         logits = n_seqs * traffic.logits * self._back_per_byte
         stage = head.reuse_stage * self._stages + n_seqs * head.sample
         turns = (self._used * estimator.turn[self._devices]).sum(axis=1)
@@ -354,9 +334,8 @@ class _Way:
         return np.asarray(alone + turns + self._back + logits), np.asarray(most)
 
     def _compute(self, load: Load) -> F64:
-        activation = load.tokens * self._estimator.setting.traffic.activation
         graph = load.count * self._used * self._estimator.graph[self._devices]
-        return np.asarray(self._of(load.compute) + graph + activation * self._copied)
+        return np.asarray(self._of(load.compute) + graph)
 
     def _of(self, sums: F64) -> F64:
         return np.asarray(sums[self._devices, self._ends] - sums[self._devices, self._starts])

@@ -212,29 +212,26 @@ class Work:
     Args:
         ubatch: for its span.
         missing: how many things have to arrive before it can be done.
-        seconds: that it takes.
-        begun: called when it is its turn.
-        graph: it is one, so the device's overhead comes on top.
+        seconds: that a graph takes; the device's overhead comes on top.
+        begun: no graph: called when it is its turn, which takes no time.
     """
 
-    __slots__ = ("begun", "device", "graph", "missing", "ready", "seconds", "ubatch")
+    __slots__ = ("begun", "device", "missing", "ready", "seconds", "ubatch")
 
     def __init__(
         self,
         device: Device,
         ubatch: int,
         missing: int,
-        seconds: float,
+        seconds: float = 0.0,
         *,
         begun: Do | None = None,
-        graph: bool = False,
     ) -> None:
         self.device = device
         self.ubatch = ubatch
         self.missing = missing
         self.seconds = seconds
         self.begun = begun
-        self.graph = graph
         self.ready = 0.0
 
     def arrive(self) -> None:
@@ -283,18 +280,14 @@ class Device:
             self._begin(self._queue.popleft())
 
     def _begin(self, work: Work) -> None:
-        clock, start = self.clock, self.clock.now
         if work.begun is not None:
             work.begun()
-        seconds = work.seconds
-        if not work.graph:
-            if seconds > 0:
-                self._busy = True
-                clock.at(start + seconds, self._free)
             return
+        clock, start = self.clock, self.clock.now
         self._busy = True
         # whoever has waited for its turn was awake before it came
-        seconds += max(self._profile.graph, self._profile.turn - (start - work.ready))
+        overhead = max(self._profile.graph, self._profile.turn - (start - work.ready))
+        seconds = work.seconds + overhead
 
         def end() -> None:
             clock.note("compute", self.number, self.number, work.ubatch, start)

@@ -48,8 +48,6 @@ class DeviceProfile:
         check: seconds for each node of a new graph until it can be computed; the device itself
             goes on with what it has meanwhile.
         check_graph: for a new graph as such, beside its nodes.
-        copy: bytes a second that it takes from another device, or gives to one, during which it
-            computes nothing.
         threads: processors of its host that it takes while it computes; 0: none.
     """
 
@@ -62,7 +60,6 @@ class DeviceProfile:
     memory_total: int = 0
     host: str = ""
     check: float = 0.0
-    copy: float = math.inf
     threads: float = 0.0
     check_graph: float = 0.0
 

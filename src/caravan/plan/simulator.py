@@ -79,7 +79,6 @@ class _Stage:
         self.up = Way(clock, cluster.link(number, HEAD), number, HEAD)
         # to the next stage; None: through the head, or there is none
         self.way: Way | None = None
-        self.copy = profile.copy
         self.n_layers = end - first
         self._prompt = lines(times.prompt, first, end)
         self._decode = lines(times.decode, first, end)
@@ -146,8 +145,8 @@ class Run:
         each = head.reuse_stage if reuse else head.build_stage
         before: _Stage | None = None
         for stage in self._stages:
-            work = Work(stage.device, number, 1, stage.seconds(ubatch), graph=True)
-            after = None if before is None else self._cross(before, stage, ubatch, work)
+            work = Work(stage.device, number, 1, stage.seconds(ubatch))
+            after = None if before is None else self._cross(before, ubatch, work)
             if each:
                 yield self.locked(each)
             self._post_graph(stage, ubatch, reuse, work, after, before is None)
@@ -162,7 +161,7 @@ class Run:
         self._post_command(last, number, lambda: last.up.send(size, ticket.settle, number))
         return ticket
 
-    def _cross(self, one: _Stage, other: _Stage, ubatch: Ubatch, work: Work) -> Ticket | None:
+    def _cross(self, one: _Stage, ubatch: Ubatch, work: Work) -> Ticket | None:
         """Have a stage send what it has computed to the one that does `work` with it.
 
         Returns what a message to that one waits for, if the head relays it.
@@ -171,16 +170,15 @@ class Run:
         size = self.setting.traffic.activation * ubatch.n_tokens
         if way is not None:
             work.missing += 1
-            work.seconds += size / other.copy
-            self._post_command(one, number, lambda: way.send(size, work.arrive, number), size)
+            self._post_command(one, number, lambda: way.send(size, work.arrive, number))
             return None
         ticket = Ticket()
-        self._post_command(one, number, lambda: one.up.send(size, ticket.settle, number), size)
+        self._post_command(one, number, lambda: one.up.send(size, ticket.settle, number))
         return ticket
 
-    def _post_command(self, stage: _Stage, number: int, do: Do, size: float = 0.0) -> None:
-        """A short message that is at once done at its turn, and holds the device for `size`."""
-        work = Work(stage.device, number, 1, size / stage.copy, begun=do)
+    def _post_command(self, stage: _Stage, number: int, do: Do) -> None:
+        """A short message that is at once done at its turn."""
+        work = Work(stage.device, number, 1, begun=do)
         stage.device.post(work)
         stage.down.send(0.0, work.arrive, number)
 
