@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from caravan.plan.verify import Check
     from caravan.plan.work import ModelWork
 
-_CELLS = 256  # the engine rounds contexts up to this
 _ALONE = ("rpc", "local_workers", "device")  # what a described cluster does without
 
 
@@ -175,6 +174,7 @@ class Wish:
 def wish_of(options: dict[str, Any]) -> Wish:
     """What the options say, checked. Raises UsageError."""
     from caravan.llm import ModelParams
+    from caravan.llm.params import whole_blocks
 
     if options["cluster"] is not None:
         if any(options[name] for name in _ALONE):
@@ -183,7 +183,7 @@ def wish_of(options: dict[str, Any]) -> Wish:
             raise UsageError("--verify needs devices that are there, and --cluster describes some")
     context = context_of(options)
     longest = max(options["prompts"]) + options["predict"]
-    n_ctx = context.n_ctx or -(-longest // _CELLS) * _CELLS
+    n_ctx = context.n_ctx or whole_blocks(longest)
     if n_ctx < longest:
         raise UsageError(
             f"a prompt of {max(options['prompts'])} tokens and {options['predict']} more do not fit"

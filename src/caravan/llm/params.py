@@ -20,12 +20,19 @@ from caravan.llm.devices import EngineDevice
 
 # Tokens of a context that nobody has sized.
 USUAL_CTX = 4096
+# The engine looks at whole blocks of the KV cache, and rounds contexts up to them: tokens.
+KV_BLOCK = 256
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 _LAZY_MODES = {"off": 0, "auto": 1, "on": 2}
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 _POOLINGS = {"auto": -1, **POOLINGS}
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+
+
+def whole_blocks(n_tokens: int) -> int:
+    """Entries of the KV cache that so many tokens take, as the engine counts them."""
+    return -(-n_tokens // KV_BLOCK) * KV_BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,6 @@ from caravan.models.ledger import known_header
 _MEMORY = (1 << 46, 1 << 46)
 _OUTPUTS = ("none", "last", "all")
 _FLASH, _SOFT_MAX = OP_NAMES.index("FLASH_ATTN_EXT"), OP_NAMES.index("SOFT_MAX")
-# entries of the KV cache that attention looks at come in such numbers
-KV_STEP = 256
 _SEED = 20261130
 
 

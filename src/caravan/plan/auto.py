@@ -220,7 +220,7 @@ def layer_seconds(times: DeviceTimes, jobs: Sequence[Job], setting: Setting) -> 
         total += whole * times.prompt.at(setting.n_ubatch, middle)
         if rest:
             total += times.prompt.at(rest, job.prompt)
-        step = times.decode.at(1, job.prompt + job.generate // 2)
+        step = times.decode.at(1, job.depth)
         total += job.generate * step
         if job.prompt:
             total[-1] += step[-1]

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from caravan.plan.estimate import F64, Links
+from caravan.plan.estimate import Links
 from caravan.plan.pipeline import Setting
+from caravan.plan.times import F64
 
 _FEW = 4  # devices of which every subset is tried in every order
 _MOST = 60

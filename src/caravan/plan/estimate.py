@@ -12,33 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from caravan.llm.params import whole_blocks
 from caravan.plan.job import Job
 from caravan.plan.pipeline import Setting
 from caravan.plan.profile import HEAD
-from caravan.plan.times import DeviceTimes
-
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
+from caravan.plan.times import F64, I64, DeviceTimes
 
 _NOTHING = 1e-9  # seconds
-_CELLS = 256  # the engine looks at so many entries of the KV cache together
-
-
-def n_kv(position: int) -> int:
-    """Entries that attention looks at where so many tokens have been read."""
-    return -(-position // _CELLS) * _CELLS
-
-
-def depth(job: Job) -> int:
-    """Tokens that are there in the middle of what it writes."""
-    return job.prompt + job.generate // 2
-
-
-def n_steps(job: Job) -> int:
-    """Decode steps of each request: its first token comes with the prompt, if there is one."""
-    return max(0, job.generate - 1) if job.prompt else job.generate
 
 
 def logarithm(seconds: F64) -> F64:
@@ -138,7 +119,7 @@ class Estimator:
     def seconds(self, devices: Sequence[int], counts: I64) -> F64:
         """(jobs, splits) seconds of each job; arguments as for `parts`."""
         prompts, steps = self.parts(devices, counts)
-        again = np.array([[n_steps(job)] for job in self.jobs])
+        again = np.array([[job.n_steps] for job in self.jobs])
         return np.asarray(prompts + again * steps)
 
     def parts(self, devices: Sequence[int], counts: I64) -> tuple[F64, F64]:
@@ -157,7 +138,7 @@ class Estimator:
         """(devices, n_layer + 2) as in `Load`, of job `number`'s decode step of so many."""
         steps = self.loads[number].steps
         if n_seqs not in steps:
-            at = n_kv(depth(self.jobs[number]))
+            at = whole_blocks(self.jobs[number].depth)
             steps[n_seqs] = self._sums(lambda times: times.decode.at(n_seqs, at))
         return steps[n_seqs]
 
@@ -165,7 +146,7 @@ class Estimator:
         size = self.setting.n_ubatch
         ends = [*range(size, job.prompt, size), job.prompt]
         starts = [0, *ends[:-1]]
-        batches = [(end - at, n_kv(end)) for at, end in zip(starts, ends, strict=True)]
+        batches = [(end - at, whole_blocks(end)) for at, end in zip(starts, ends, strict=True)]
         return JobLoads(
             self._load(batches[:1], outputs=int(len(batches) == 1), times=1),
             self._load(batches[-1:], outputs=1, times=1),
@@ -317,7 +298,7 @@ class _Way:
         """
         setting, estimator = self._estimator.setting, self._estimator
         traffic, head = setting.traffic, setting.head
-        at = n_kv(depth(estimator.jobs[number]))
+        at = whole_blocks(estimator.jobs[number].depth)
         inputs = traffic.again * traffic.inputs(n_seqs, at, first=True)
         activation = n_seqs * traffic.activation
         moved = np.where(self._first, inputs, activation)

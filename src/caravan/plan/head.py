@@ -14,7 +14,8 @@ import numpy as np
 
 from caravan import engine
 from caravan.engine.llama import TOKEN_DATA, TokenDataArray
-from caravan.llm.rehearsal import KV_STEP, Rehearsed, Step
+from caravan.llm.params import KV_BLOCK
+from caravan.llm.rehearsal import Rehearsed, Step
 from caravan.plan.pipeline import HeadTimes, Traffic
 
 _REPEATS = 3
@@ -37,7 +38,7 @@ def timing(small: int, full: int, room: int) -> list[Step]:
     other = small + 1 if small < full else max(1, small - 1)
     steps += [Step((small, other)[i % 2], at=0) for i in range(_REPEATS)]
     # in the middle of a stretch of equal graphs, where the context has room for several
-    middle = min(room, 4 * KV_STEP) - KV_STEP // 2
+    middle = min(room, 4 * KV_BLOCK) - KV_BLOCK // 2
     return steps + [
         Step(1, "all", at=middle + i, rest=_REST if i else 0.0) for i in range(_DECODES)
     ]

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
+from caravan.plan.times import F64, I64
 
 _ALONE = (1.0, 1.01, 1.03, 1.06, 1.1, 1.15, 1.22, 1.3, 1.4, 1.6, 1.9, 2.5, 4.0, np.inf)
 _TOGETHER = (1.0, 1.04, 1.12, 1.25, 1.5, 2.2, np.inf)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from caravan.llm.params import KV_BLOCK
 from caravan.plan.crowd import read_together
 from caravan.plan.job import Job
 from caravan.plan.pipeline import Pipeline
-from caravan.plan.simulator import KV_BLOCK, Run, decoding, share, simulate_prompt
+from caravan.plan.simulator import Run, decoding, share, simulate_prompt
 
 # Steps of each lane: until they have found their order, and then those that count.
 _WARM_UP, _COUNTED = 3, 6
@@ -58,8 +59,8 @@ def step_seconds(pipeline: Pipeline, n_kv: int, concurrency: int = 1) -> float:
 def job_seconds(pipeline: Pipeline, job: Job) -> float:
     """Until all its requests are through; raises as `prompt_seconds`."""
     seconds = prompt_seconds(pipeline, job.prompt, job.concurrency) if job.prompt else 0.0
-    n_steps = job.generate - 1 if job.prompt else job.generate
-    if n_steps < 1:
+    n_steps = job.n_steps
+    if not n_steps:
         return seconds
     # a step takes longer by the same for each block of the KV cache
     first = step_seconds(pipeline, job.prompt + 1, job.concurrency)

@@ -15,13 +15,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from caravan.llm.params import whole_blocks
 from caravan.plan.events import Clock, Device, Do, Host, Span, Thread, Ticket, Way, Work
 from caravan.plan.pipeline import Pipeline
 from caravan.plan.profile import HEAD
 from caravan.plan.times import Grid
-
-# The engine looks at whole blocks of the KV cache.
-KV_BLOCK = 256
 
 Steps = Iterator[float | Ticket]
 
@@ -59,7 +57,7 @@ class Ubatch:
     def n_kv(self) -> int:
         """Entries of the KV cache that attention looks at."""
         end = self.n_past + (1 if self.decode else self.n_tokens)
-        return -(-end // KV_BLOCK) * KV_BLOCK
+        return whole_blocks(end)
 
     @property
     def shape(self) -> tuple[int, int, bool]:

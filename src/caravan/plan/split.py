@@ -12,11 +12,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from caravan.plan.estimate import F64, I64, Estimator, depth, logarithm, n_steps
+from caravan.plan.estimate import Estimator, logarithm
 from caravan.plan.job import Job
 from caravan.plan.ladder import Kind, Problem, all_splits, ladder
 from caravan.plan.pipeline import Pipeline, Setting
 from caravan.plan.predict import prompt_seconds, step_seconds
+from caravan.plan.times import F64, I64
 
 _FEW = 2000  # splits that are looked at one by one
 _ROUNDS = 20
@@ -148,7 +149,7 @@ class Search:
         times = self.played(devices, counts)
         jobs = self.estimator.jobs
         seconds = [
-            prompt + n_steps(job) * step for job, (prompt, step) in zip(jobs, times, strict=True)
+            prompt + job.n_steps * step for job, (prompt, step) in zip(jobs, times, strict=True)
         ]
         return float(logarithm(np.array(seconds)).sum())
 
@@ -162,7 +163,7 @@ class Search:
             self._played[key] = tuple(
                 (
                     prompt_seconds(pipeline, job.prompt, job.concurrency),
-                    step_seconds(pipeline, depth(job), job.concurrency),
+                    step_seconds(pipeline, job.depth, job.concurrency),
                 )
                 for job in self.estimator.jobs
             )
@@ -251,7 +252,7 @@ class _Mixture:
         sums, stage = [], []
         for number, job, _, weight in self._weighted:
             lanes = min(job.concurrency, len(self._devices))
-            steps = weight * n_steps(job) * lanes
+            steps = weight * job.n_steps * lanes
             if steps and lanes > 1:
                 step = self._estimator.step(number, -(-job.concurrency // lanes))
                 sums.append(steps * step[self._devices])
@@ -267,7 +268,7 @@ class _Mixture:
         for number, job, loads, weight in self._weighted:
             lanes = min(job.concurrency, len(devices))
             step = estimator.step(number, -(-job.concurrency // lanes))[devices]
-            steps = n_steps(job)
+            steps = job.n_steps
             own = estimator.graph[devices] + steps * estimator.turn[devices]
             own = own + head.build_stage + steps * head.reuse_stage
             sums = sums + weight * (loads.first.compute[devices] + steps * step)
@@ -282,8 +283,8 @@ class _Mixture:
         cost: F64 = np.zeros(seconds.shape)
         for _, job, loads, weight in self._weighted:
             lanes = min(job.concurrency, len(self._devices))
-            tokens = loads.first.tokens + n_steps(job) * -(-job.concurrency // lanes)
-            messages = loads.first.count + n_steps(job)
+            tokens = loads.first.tokens + job.n_steps * -(-job.concurrency // lanes)
+            messages = loads.first.count + job.n_steps
             cost += weight * (messages * seconds + tokens * traffic.activation * per_byte)
         return cost
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

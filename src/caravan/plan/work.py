@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caravan.backend.recording import RecordedGraph
-from caravan.llm.params import ContextParams, ModelParams
-from caravan.llm.rehearsal import KV_STEP, Rehearsal, Rehearsed, Step
+from caravan.llm.params import KV_BLOCK, ContextParams, ModelParams, whole_blocks
+from caravan.llm.rehearsal import Rehearsal, Rehearsed, Step
 from caravan.plan.head import head_times, timing, traffic_of
 from caravan.plan.nodes import features, layers_of, weights_of
 from caravan.plan.pipeline import HeadTimes, Traffic
@@ -235,14 +235,14 @@ class _Frame:
 
     @classmethod
     def of(cls, rehearsal: Rehearsal, context: ContextParams, sizes: Sequence[int]) -> _Frame:
-        room = _rounded(context.n_ctx or rehearsal.n_ctx_train)
+        room = whole_blocks(context.n_ctx or rehearsal.n_ctx_train)
         full = min(context.n_ubatch, context.n_batch, room)
         tokens = {max(1, full // part) for part in _PARTS}
         tokens |= {size for size in sizes if 0 < size <= full}
-        low, high = _rounded(full), min(room, _MOST_KV)
+        low, high = whole_blocks(full), min(room, _MOST_KV)
         several = high > low and not rehearsal.recurrent
         prompt_kv = (low, high) if several else (low,)
-        decode_kv = (KV_STEP, prompt_kv[-1]) if several and high > KV_STEP else (prompt_kv[-1],)
+        decode_kv = (KV_BLOCK, prompt_kv[-1]) if several and high > KV_BLOCK else (prompt_kv[-1],)
         wanted = replace(context, n_ctx=room, n_seq_max=1)
         return cls(wanted, tuple(sorted(tokens)), prompt_kv, decode_kv, room)
 
@@ -297,10 +297,6 @@ def _point(n_tokens: int, n_kv: int, step: Rehearsed, n_layer: int) -> Point:
 
 def _step(kind: str, tokens: int, kv: int) -> Step:
     return Step(tokens, "all" if kind == "decode" else "none", at=kv - tokens)
-
-
-def _rounded(count: int) -> int:
-    return -(-count // KV_STEP) * KV_STEP
 
 
 def _classes(points: Sequence[Point], n_layer: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
