@@ -16,7 +16,7 @@ from caravan.plan.estimate import Links
 from caravan.plan.pipeline import Setting
 from caravan.plan.times import F64
 
-_FEW = 4  # devices of which every subset is tried in every order
+FEW = 4  # devices of which every subset is tried in every order
 _MOST = 60
 _SINGLES = 16
 _SLOWER = 3.0  # a link that takes that many times as long as one before it leads to another site
@@ -32,7 +32,7 @@ def orders(setting: Setting, room: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """
     usable = [number for number, space in enumerate(room) if space > 0]
     kinds = Kinds(setting, room)
-    if len(usable) <= _FEW:
+    if len(usable) <= FEW:
         found = kinds.distinct(_everything(usable))
     else:
         wide = _Wide(setting, room, usable)
@@ -92,7 +92,7 @@ class Kinds:
         hosts = [self._cluster.devices[number].host for number in devices]
         # a device may get no layers, and the one before it hands on to the one after it
         pairs: Iterable[tuple[int, int]]
-        if len(devices) <= _FEW:
+        if len(devices) <= FEW:
             pairs = itertools.combinations(devices, 2)
         else:
             pairs = itertools.pairwise(devices)

@@ -16,7 +16,7 @@ from caravan.errors import UsageError
 from caravan.plan.profile import ClusterProfile, DeviceProfile, LinkProfile
 
 _HEAD = "head"
-_MOST_DEVICES = 256
+_MOST = 256
 _GIB = 1 << 30
 # One way, and bytes a second as they arrive, headers taken off; of the far site, as they often are.
 PRESETS: Mapping[str, LinkProfile] = {
@@ -173,8 +173,8 @@ def _described(top: _Object) -> ClusterProfile:
         some, site = _devices(entry)
         profiles += some
         sites += [site] * len(some)
-        if len(profiles) > _MOST_DEVICES:
-            raise UsageError(f"{top.where} has more than {_MOST_DEVICES} devices")
+        if len(profiles) > _MOST:
+            raise UsageError(f"{top.where} has more than {_MOST} devices")
     if not profiles:
         raise UsageError(f"{top.where} has no devices")
     numbers = _numbered(profiles, top.where)
@@ -204,8 +204,8 @@ def _devices(entry: _Object) -> tuple[list[DeviceProfile], str]:
     )  # fmt: skip
     name = entry.text("name", "device")
     count = entry.number("count", 1.0, 1.0)
-    if count != int(count) or count > _MOST_DEVICES:
-        raise UsageError(f"{entry.where}: 'count' is not a number of devices up to {_MOST_DEVICES}")
+    if count != int(count) or count > _MOST:
+        raise UsageError(f"{entry.where}: 'count' is not a number of devices up to {_MOST}")
     size = int(entry.number("memory_gib") * _GIB)
     profile = DeviceProfile(
         name,

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caravan.engine.layouts import OP_NAMES, TYPE_BLOCK, TYPE_BYTES
+from caravan.plan.samples import ALIGNMENT
 from caravan.plan.scratch import Rows
 from caravan.worker.validate import VIEW_OPS, extents
 
@@ -20,7 +21,6 @@ Bools = NDArray[np.bool_]
 
 Parts = tuple[int, int, int, int]
 
-_ALIGNMENT = 128
 _INTEGERS = (24, 25, 26, 27)  # i8 to i64
 # which source of an op is a mask
 _MASKS = {OP_NAMES.index("FLASH_ATTN_EXT"): 3, OP_NAMES.index("SOFT_MAX"): 1}
@@ -118,7 +118,7 @@ def excerpt(rows: Rows, n_nodes: int, chosen: Bools, gap: int = 0) -> Excerpt:
     hollow = (size == 0) & (out["data"] != 0)
     part[hollow] = 2
     out["data"] = offset.astype(np.uint64)
-    parts = (sizes[0], sizes[1], max(sizes[2], _ALIGNMENT), sizes[3])
+    parts = (sizes[0], sizes[1], max(sizes[2], ALIGNMENT), sizes[3])
     return Excerpt(out, n, part, parts, tuple(masks.tolist()))
 
 
@@ -173,7 +173,7 @@ def _masks(rows: Rows, n_nodes: int, there: Bools) -> I64:
 def _ramps(rows: Rows) -> I64:
     """Bytes of a row and a column of each, and to the next multiple of the alignment."""
     unit = TYPE_BYTES[rows["type"]]
-    return np.asarray((rows["ne"][:, 0] + rows["ne"][:, 1]) * unit + _ALIGNMENT)
+    return np.asarray((rows["ne"][:, 0] + rows["ne"][:, 1]) * unit + ALIGNMENT)
 
 
 def _writes(rows: Rows, n_nodes: int) -> Bools:
@@ -195,7 +195,7 @@ def _spans(starts: I64, ends: I64) -> tuple[I64, I64, I64]:
 
 def _line_up(sizes: I64, phases: I64, gap: int) -> tuple[I64, int]:
     """Places one after the other, as far from a multiple of the alignment as before; the end."""
-    phase = phases % _ALIGNMENT
-    room = -(-(sizes + phase + gap) // _ALIGNMENT) * _ALIGNMENT
+    phase = phases % ALIGNMENT
+    room = -(-(sizes + phase + gap) // ALIGNMENT) * ALIGNMENT
     ends = np.cumsum(room)
     return ends - room + phase, int(ends[-1]) if len(ends) else 0

@@ -204,11 +204,11 @@ class _Layer:
     def measure(self) -> ClassTimes:
         """At all points, the cheapest first. Raises AllocationError."""
         tables = self._tables(_UNCACHED)
-        if _room(tables) > self._room:
+        if _space(tables) > self._room:
             tables = self._tables(0)
-        if _room(tables) > self._room:
-            raise AllocationError(f"it takes {_room(tables) // _MIB} MiB")
-        memory = self._scratch.take(_room(tables) + self._behind)
+        if _space(tables) > self._room:
+            raise AllocationError(f"it takes {_space(tables) // _MIB} MiB")
+        memory = self._scratch.take(_space(tables) + self._behind)
         ints, reads, writes, _ = _most(tables)
         base = memory.base
         bases = (base, base + ints, base + ints + reads, base + ints + reads + writes)
@@ -287,5 +287,6 @@ def _most(tables: Sequence[_Table]) -> Parts:
     return a, b, c, d
 
 
-def _room(tables: Sequence[_Table]) -> int:
+def _space(tables: Sequence[_Table]) -> int:
+    """Bytes that are enough for any one of them."""
     return sum(_most(tables))

@@ -15,7 +15,7 @@ from caravan.errors import UsageError
 from caravan.llm.needs import DeviceNeeds
 from caravan.llm.placement import filled_layers
 from caravan.plan.advice import MOST_DEVICES, advise
-from caravan.plan.candidates import Kinds, orders
+from caravan.plan.candidates import FEW, Kinds, orders
 from caravan.plan.crossing import Race
 from caravan.plan.job import Job
 from caravan.plan.memory import MemoryModel
@@ -25,8 +25,6 @@ from caravan.plan.split import Search
 
 __all__ = ["Option", "Plan", "Speed", "make_plan"]
 
-# As many devices are tried in every way: there one that gets no layers is another candidate.
-_FEW = 4
 _FITTINGS = 3
 # Micro-batches in stages that are played, which takes some tenths of a second.
 _BUDGET = 24_000
@@ -153,7 +151,8 @@ class _Planner:
 
     def _fitted(self, devices: tuple[int, ...]) -> _Draft | None:
         """With the split that looks best; None if there is none that fits."""
-        least = len(devices) if len(devices) <= _FEW else 2
+        # where every set is tried, one that gets no layers is another candidate
+        least = len(devices) if len(devices) <= FEW else 2
         sizes = [self._sizes[number] for number in devices]
         room = self._memory.room(sizes, ordered=least == len(devices))
         for _ in range(_FITTINGS):

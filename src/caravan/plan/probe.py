@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from caravan.backend import RemoteDevice
 from caravan.errors import AllocationError
-from caravan.plan.layers import measure_times
 from caravan.plan.profile import DeviceProfile
 from caravan.plan.samples import Sample, addition, copy, product, various
 from caravan.plan.scratch import Scratch, Span
 from caravan.transport.endpoint import Endpoint
-
-__all__ = ["host_of", "measure_device", "measure_times"]
 
 # depth, rows, columns: so small that the slowest device is soon done, up to what loads a big one
 _PRODUCTS = (

@@ -13,8 +13,8 @@ from caravan.engine.layouts import FLAG_COMPUTE, OP_NAMES, TYPE_BLOCK, TYPE_BYTE
 from caravan.plan.scratch import Rows
 from caravan.wire.records import EXT_TENSOR
 
+# bytes, of each tensor on a device
 ALIGNMENT = 128
-
 
 # what a worker's look at a graph costs goes also by how many ops there are
 _SEVERAL = ("ADD", "MUL", "SUB", "DIV", "SQR", "SQRT", "CONT", "LOG")

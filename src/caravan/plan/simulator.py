@@ -11,7 +11,6 @@ a way (256 MiB: whoever waits for room is ahead of who does not take).
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from caravan.llm.params import whole_blocks
 from caravan.plan.events import Clock, Device, Do, Host, Span, Thread, Ticket, Way, Work
 from caravan.plan.pipeline import Pipeline
 from caravan.plan.profile import HEAD
-from caravan.plan.times import Grid
+from caravan.plan.times import Grid, between
 
 Steps = Iterator[float | Ticket]
 
@@ -238,14 +237,6 @@ def lines(grid: Grid, first: int, end: int) -> Callable[[int, int], float]:
         return total if total > 0 else 0.0
 
     return at
-
-
-def between(points: tuple[int, ...], value: float) -> tuple[int, float]:
-    """As in `times`, without NumPy, which takes its time."""
-    if len(points) == 1:
-        return 0, 0.0
-    i = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
-    return i, (value - points[i]) / (points[i + 1] - points[i])
 
 
 def ubatches(n_prompt: int, n_past: int, n_batch: int, n_ubatch: int) -> Iterator[Ubatch]:

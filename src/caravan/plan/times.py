@@ -6,6 +6,7 @@ straight lines between them. Knows numbers only.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,8 +34,8 @@ class Grid:
     def at(self, n_tokens: int, n_kv: int) -> F64:
         """(n_layer + 1,) seconds; on lines through the nearest points, also beyond the last, and of
         `kv` before the first: attention goes by it, while few tokens take as long as one."""
-        i, x = _between(self.tokens, max(n_tokens, self.tokens[0]))
-        j, y = _between(self.kv, n_kv)
+        i, x = between(self.tokens, max(n_tokens, self.tokens[0]))
+        j, y = between(self.kv, n_kv)
         s = self.seconds
         low = s[i, j] if x == 0 else s[i, j] * (1 - x) + s[i + 1, j] * x
         if y == 0:
@@ -43,11 +44,14 @@ class Grid:
         return np.asarray(np.maximum(low * (1 - y) + high * y, 0.0))
 
 
-def _between(points: Sequence[int], value: float) -> tuple[int, float]:
-    """The point to start from, and how far to the next one; below the first, less than nothing."""
+def between(points: Sequence[int], value: float) -> tuple[int, float]:
+    """The point to start from, and how far to the next one; below the first, less than nothing.
+
+    Without NumPy, which takes its time: the simulator asks for each stage of each micro-batch.
+    """
     if len(points) == 1:
         return 0, 0.0
-    i = min(max(int(np.searchsorted(points, value, side="right")) - 1, 0), len(points) - 2)
+    i = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
     return i, (value - points[i]) / (points[i + 1] - points[i])
 
 
