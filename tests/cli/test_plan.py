@@ -13,8 +13,8 @@ from caravan.cli.main import main
 from caravan.cli.plan_record import record
 from caravan.llm.needs import DeviceNeeds
 from caravan.llm.params import ContextParams
+from caravan.plan.options import Option, Plan, Speed
 from caravan.plan.pipeline import HeadTimes, Setting, Traffic
-from caravan.plan.planner import Option, Plan, Speed
 from caravan.plan.profile import ClusterProfile, DeviceProfile, LinkProfile
 from caravan.plan.times import DeviceTimes, Grid
 from caravan.plan.verify import Check

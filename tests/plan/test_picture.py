@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from caravan.errors import CaravanError, UsageError
+from caravan.plan.options import Option, Plan
 from caravan.plan.picture import canvas, check_path, compose, draw
-from caravan.plan.picture.curves import MOST, curves, n_devices
+from caravan.plan.picture.curves import MOST, curves
 from caravan.plan.picture.speedups import _apart, _dots
 from caravan.plan.pipeline import HeadTimes, Setting, Traffic
-from caravan.plan.planner import Option, Plan
 from caravan.plan.profile import ClusterProfile, DeviceProfile, LinkProfile
 from caravan.plan.times import DeviceTimes, Grid
 from test_architecture import ROOT, imports
@@ -215,22 +215,18 @@ def test_there_is_one_line_for_each_number_of_devices_the_best_of_it():
     worse = replace(given.options[1], devices=(1, 0))
     found = curves(replace(given, options=(*given.options, worse)), 512)
     assert found is not None
-    assert [line.n_devices for line in found.lines] == [2, 3]
+    assert [len(line.option.devices) for line in found.lines] == [2, 3]
     assert found.lines[0].option is given.options[1]
     assert found.shown is given.best
     assert found.lengths[0] == 64 and found.lengths[-1] == 4096
     assert {128, 300, 512, 513, 2048} <= set(found.lengths)
 
 
-def test_a_device_without_layers_does_not_count():
-    assert n_devices(Option((0, 1, 2), (20, 0, 11), (), True, (), None)) == 2
-
-
 def test_few_lines_are_drawn_of_many_devices_and_the_best_among_them():
     given = plan([1] * 16)
     found = curves(replace(given, best=given.options[5]), 512)
     assert found is not None
-    numbers = [line.n_devices for line in found.lines]
+    numbers = [len(line.option.devices) for line in found.lines]
     assert len(numbers) <= MOST
     assert {2, 11, 16} <= set(numbers)
 

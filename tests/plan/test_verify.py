@@ -11,8 +11,8 @@ import caravan
 from caravan.llm.needs import DeviceNeeds
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.models.fake import FakeModel
+from caravan.plan.options import Option, Plan
 from caravan.plan.pipeline import HeadTimes, Setting, Traffic
-from caravan.plan.planner import Option, Plan
 from caravan.plan.profile import ClusterProfile, DeviceProfile, LinkProfile
 from caravan.plan.times import DeviceTimes, Grid
 from caravan.plan.verify import Check, _fit_together, crossing, errors, verify, worth_checking
@@ -46,7 +46,6 @@ def test_the_best_of_each_number_of_devices_is_run():
         plan(
             option((0, 1), (3, 2), fits=False),
             option((1, 0), (4, 1)),
-            option((0, 1, 2), (2, 3, 0)),
             option((0, 1, 2), (2, 2, 1)),
             option((2,), (5,)),
             option((0,), (5,)),

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from caravan.backend import RemoteDevice
     from caravan.llm import ContextParams, ModelParams
     from caravan.plan.job import Job
+    from caravan.plan.options import Plan
     from caravan.plan.pipeline import Setting
-    from caravan.plan.planner import Plan
     from caravan.plan.verify import Check
     from caravan.plan.work import ModelWork
 

@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from caravan.backend import RemoteDevice
     from caravan.llm import ContextParams
-    from caravan.plan.planner import Plan
+    from caravan.plan.options import Plan
     from caravan.plan.verify import Check
     from caravan.plan.work import ModelWork
 

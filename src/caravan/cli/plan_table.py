@@ -1,6 +1,6 @@
 """A plan in text, for people: advice, the choices in a table, the memory of the best.
 
-Knows `plan.planner`'s results and the width of a terminal; called by `cli.plan`.
+Knows `plan.options` and the width of a terminal; called by `cli.plan`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from caravan.llm.needs import DeviceNeeds, size
-from caravan.plan.planner import Option, Plan, Speed
+from caravan.plan.options import Option, Plan, Speed
 from caravan.plan.verify import Check, errors
 
 _GAP = 2
@@ -274,7 +274,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         return
     alone = f"{plan.names[plan.single.devices[0]]} alone"
     yield f"x: times as fast as {alone}."
-    several = next((o for o in plan.options if o.fits and len(o.devices) > 1), None)
+    several = plan.several
     if several is None:
         return
     who = names([plan.names[number] for number in several.devices])

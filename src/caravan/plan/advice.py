@@ -67,7 +67,7 @@ def _alone(plan: Plan, best: Option, jobs: Sequence[Job]) -> str:
     use = f"Use {_name(plan, best)} alone"
     if len(plan.names) == 1:
         return f"{use}: there is no other device."
-    split = next((o for o in plan.options if o.fits and len(o.devices) > 1), None)
+    split = plan.several
     if split is None:
         return f"{use}: the others are too small to be of any help."
     return f"{use}: {_against(plan, best, split, jobs)}."

@@ -76,3 +76,8 @@ class Plan:
     best: Option | None
     curve: tuple[tuple[int, float], ...]
     advice: str
+
+    @property
+    def several(self) -> Option | None:
+        """The best option of several devices that fits."""
+        return next((o for o in self.options if o.fits and len(o.devices) > 1), None)

@@ -23,8 +23,6 @@ from caravan.plan.options import Option, Plan, Speed
 from caravan.plan.pipeline import Pipeline, Setting
 from caravan.plan.split import Search
 
-__all__ = ["Option", "Plan", "Speed", "make_plan"]
-
 _FITTINGS = 3
 # Micro-batches in stages that are played, which takes some tenths of a second.
 _BUDGET = 24_000

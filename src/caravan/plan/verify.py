@@ -18,8 +18,8 @@ from pathlib import Path
 
 from caravan.llm import Context, ContextParams, EngineDevice, Model, ModelParams
 from caravan.plan.crossing import CLEAR
+from caravan.plan.options import Option, Plan
 from caravan.plan.pipeline import Pipeline
-from caravan.plan.planner import Option, Plan
 from caravan.plan.predict import prompt_seconds, step_seconds
 
 _OPTIONS = 4
@@ -65,25 +65,14 @@ def errors(checks: Sequence[Check]) -> tuple[float, float]:
 
 def worth_checking(plan: Plan) -> list[Option]:
     """The best, the best of one device, and the best of each number of devices."""
-    fitting = [_used(option) for option in plan.options if option.fits]
+    fitting = [option for option in plan.options if option.fits]
     chosen: dict[int, Option] = {}
     for option in fitting:
         chosen.setdefault(len(option.devices), option)
-    single = [_used(plan.single)] if plan.single is not None else []
+    single = [plan.single] if plan.single is not None else []
     first = [*fitting[:1], *single]
     wanted = first + [option for option in chosen.values() if option not in first]
     return list({(option.devices, option.counts): option for option in wanted}.values())[:_OPTIONS]
-
-
-def _used(option: Option) -> Option:
-    """Without devices that have no layers."""
-    used = [n for n, count in enumerate(option.counts) if count]
-    return replace(
-        option,
-        devices=tuple(option.devices[n] for n in used),
-        counts=tuple(option.counts[n] for n in used),
-        needs=tuple(option.needs[n] for n in used),
-    )
 
 
 def verify(
@@ -139,8 +128,7 @@ class _Run:
     """An option, loaded. Use it as a context manager.
 
     Attributes:
-        option: without devices that have no layers.
-        where: its devices, for people.
+        where: the option's devices, for people.
     """
 
     def __init__(

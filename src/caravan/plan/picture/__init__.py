@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from caravan.errors import UsageError
+from caravan.plan.options import Plan
 from caravan.plan.picture import canvas
-from caravan.plan.picture.curves import Curves, curves, n_devices, pipeline
+from caravan.plan.picture.curves import Curves, curves, pipeline
 from caravan.plan.picture.speedups import draw_speedups
 from caravan.plan.picture.timeline import draw_timeline, row_labels
-from caravan.plan.planner import Plan
 from caravan.plan.simulator import simulate_prompt
 from caravan.trace.output import OutputFile
 
@@ -77,7 +77,7 @@ def compose(plan: Plan, found: Curves, n_prompt: int, model: str = "") -> Figure
     """Both panels and the title. To be called with `canvas.defaults`, and saved with them too."""
     from matplotlib.figure import Figure
 
-    rows = n_devices(found.shown) + 1
+    rows = len(found.shown.devices) + 1
     lower = max(rows * _THIN_ROW, min(max(rows * _ROW, _LOWEST), _HIGHEST))
     height = _TOP + _UPPER + _BETWEEN + lower + _BOTTOM
     figure = Figure(figsize=(canvas.WIDTH, height), dpi=canvas.DPI, facecolor="white")
@@ -102,7 +102,7 @@ def _rendered(figure: Figure, kind: str) -> bytes:
 
 
 def _title(figure: Figure, plan: Plan, found: Curves, model: str) -> None:
-    used, there = n_devices(found.shown), len(plan.names)
+    used, there = len(found.shown.devices), len(plan.names)
     devices = f"{used} of {there} devices" if used < there else canvas.devices(there)
     place = 1 - 0.08 / figure.get_figheight()
     text = f"{canvas.short(model, 60) or 'The model'} on {devices}"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from caravan.plan.options import Option, Plan
 from caravan.plan.pipeline import Pipeline
-from caravan.plan.planner import Option, Plan
 from caravan.plan.predict import first_token_seconds
 from caravan.plan.times import F64
 
@@ -26,13 +26,11 @@ class Curve:
     """One option.
 
     Attributes:
-        n_devices: those that have layers.
         values: speed-up in time to first token against the best single device, or tokens of prompt
             a second where no single device fits, for each of the lengths.
     """
 
     option: Option
-    n_devices: int
     values: F64
 
 
@@ -59,18 +57,13 @@ def pipeline(plan: Plan, option: Option) -> Pipeline:
     return Pipeline(plan.setting, option.devices, option.counts)
 
 
-def n_devices(option: Option) -> int:
-    """How many have layers."""
-    return sum(count > 0 for count in option.counts)
-
-
 def curves(plan: Plan, n_prompt: int) -> Curves | None:
     """None: no option fits."""
     ranked = [option for option in (plan.best, *plan.options) if option is not None and option.fits]
     several: dict[int, Option] = {}
     for option in ranked:
-        if n_devices(option) > 1:
-            several.setdefault(n_devices(option), option)
+        if len(option.devices) > 1:
+            several.setdefault(len(option.devices), option)
     shown = next(iter(several.values()), plan.single or next(iter(ranked), None))
     if shown is None:
         return None
@@ -78,8 +71,8 @@ def curves(plan: Plan, n_prompt: int) -> Curves | None:
     lengths = np.array(_lengths(plan, n_prompt, shown.break_even or 0))
     alone = _seconds(plan, plan.single, lengths) if speedup and plan.single else lengths
     lines = [
-        Curve(option, count, (alone if speedup else lengths) / _seconds(plan, option, lengths))
-        for count, option in _few(several or {n_devices(shown): shown}, n_devices(shown))
+        Curve(option, (alone if speedup else lengths) / _seconds(plan, option, lengths))
+        for option in _few(several or {len(shown.devices): shown}, len(shown.devices))
     ]
     return Curves(tuple(int(n) for n in lengths), tuple(lines), shown, speedup)
 
@@ -102,11 +95,11 @@ def _lengths(plan: Plan, n_prompt: int, break_even: int) -> list[int]:
     return sorted(n for n in found if start <= n <= end)
 
 
-def _few(options: dict[int, Option], kept: int) -> list[tuple[int, Option]]:
+def _few(options: dict[int, Option], kept: int) -> list[Option]:
     """At most MOST of them by number of devices: the ends, the one to be kept, some between."""
     counts = sorted(options)
     if len(counts) > MOST:
         places = np.geomspace(counts[0], counts[-1], MOST - 1)
         near = {min(counts, key=lambda count: abs(count - place)) for place in places}
         counts = sorted({*near, kept})
-    return [(count, options[count]) for count in counts]
+    return [options[count] for count in counts]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from caravan.plan.options import Plan
 from caravan.plan.picture.canvas import DARK, GREY, INK, PALE, Panel, devices, short
 from caravan.plan.picture.curves import Curves, pipeline
-from caravan.plan.planner import Plan
 from caravan.plan.times import F64
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _draw_lines(axes: Axes, found: Curves) -> list[_End]:
             zorder=3 if shown else 2,
         )
         weight = "bold" if shown else "normal"
-        ends.append(_End(float(line.values[-1]), devices(line.n_devices), colour, weight))
+        ends.append(_End(float(line.values[-1]), devices(len(line.option.devices)), colour, weight))
     if found.speedup:
         axes.axhline(1.0, color=INK, linewidth=0.9, zorder=1)
         ends.append(_End(1.0, devices(1), INK, "normal"))
@@ -158,7 +158,7 @@ def _mark_break_even(axes: Axes, plan: Plan, found: Curves) -> None:
     """Where the shown option begins to pay: a point, and what it is in words."""
     point, (start, end) = found.shown.break_even, (found.lengths[0], found.lengths[-1])
     line = next(line for line in found.lines if line.option is found.shown)
-    who = devices(line.n_devices)
+    who = devices(len(line.option.devices))
     if point is not None and start <= point <= end:
         place = (float(point), float(line.values[found.lengths.index(point)]))
         axes.plot(*place, "o", color=DARK[2], markersize=6, zorder=5, mec="white", mew=0.8)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from caravan.plan.options import Option, Plan
 from caravan.plan.picture.canvas import COLOURS, DARK, GREY, INK, PALE, Panel, duration, short
 from caravan.plan.picture.curves import Curves, pipeline
-from caravan.plan.planner import Option, Plan
 from caravan.plan.predict import first_token_seconds
 from caravan.plan.profile import HEAD
 from caravan.plan.simulator import Timeline
