@@ -89,13 +89,10 @@ def test_room_is_what_is_free_without_the_part_in_computing(files):
     assert model.room([(GIB, GIB)])[0] == int(GIB * 0.98) - model.needs([31], [(0, 0)])[0].compute
 
 
-def test_devices_give_their_names(files):
-    with recording_devices([(5, 7)] * 2) as devices:
-        devices[0].name, devices[0].endpoint = "far", "host:1"
-        model = MemoryModel.of(files["wide"], ModelParams(), CONTEXT, devices)
-        devices[0].name, devices[0].endpoint = "RPC0", "rehearsal:0"
+def test_what_is_lacking(files):
+    model = MemoryModel.of(files["wide"], ModelParams(), CONTEXT)
     needs = model.needs([10, 5, 10], [(1, 2), (3, 4), (0, 0)])
-    assert [need.where for need in needs] == ["far at host:1", "RPC1 at rehearsal:1", "RPC2"]
+    assert [need.where for need in needs] == ["RPC0", "RPC1", "RPC2"]
     assert [(need.free, need.total) for need in needs] == [(1, 2), (3, 4), (0, 0)]
     assert needs[0].lacks > 0
     assert needs[2].lacks == 0

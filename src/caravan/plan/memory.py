@@ -16,7 +16,6 @@ from pathlib import Path
 from caravan.backend.recording import recording_devices
 from caravan.errors import ContextError
 from caravan.llm.arrangement import MARGIN, Arrangement
-from caravan.llm.devices import EngineDevice
 from caravan.llm.needs import DeviceNeeds
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.planning import Planner
@@ -40,32 +39,20 @@ class MemoryModel:
         weights, kv: bytes of each layer, the output layer last.
         compute: bytes that a device computes with, by its role (`only`, `first`, `middle`, `last`)
             and the number of its blocks: 0 for the output layer alone, at most 3.
-        names: (name, endpoint) of the devices, as far as they are known.
     """
 
     weights: tuple[int, ...]
     kv: tuple[int, ...]
     compute: dict[_Part, int]
-    names: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        path: Path,
-        params: ModelParams,
-        context: ContextParams,
-        devices: Sequence[EngineDevice] | None = None,
-    ) -> MemoryModel:
-        """Four dry runs at most.
-
-        Args:
-            devices: whose names are to be in what `needs` says; nothing else is taken of them.
+    def of(cls, path: Path, params: ModelParams, context: ContextParams) -> MemoryModel:
+        """Some dry runs: four, more of a model of less than nine layers.
 
         Raises ModelError for a file that is none, DoesNotFit for a context that would end this
         process, and ContextError where the engine refuses it, or gives no account of its memory.
         """
         params = replace(params, n_gpu_layers=-1, split_mode="layer", overrides=(), tensor_split=())
-        names = tuple((d.name, getattr(d, "endpoint", "")) for d in devices or ())
         sizes = {
             name: -(-span.size // _ALIGNMENT) * _ALIGNMENT
             for file in read_parts(path)
@@ -80,7 +67,7 @@ class MemoryModel:
                 # those in the middle with the same number may differ by a few bytes
                 if counts[number]:
                     compute[key] = max(part.compute, compute.get(key, 0))
-        return cls(weights, kv, compute, names)
+        return cls(weights, kv, compute)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -88,7 +75,7 @@ class MemoryModel:
         return tuple(w + k for w, k in zip(self.weights, self.kv, strict=True))
 
     def needs(self, counts: Sequence[int], memory: Sequence[tuple[int, int]]) -> list[DeviceNeeds]:
-        """Of each device in order.
+        """Of each device in order, named RPC0, RPC1 and so on.
 
         Args:
             counts: layers of each, the output layer counted with the last that has any.
@@ -100,10 +87,9 @@ class MemoryModel:
         for number, (count, (free, total)) in enumerate(zip(counts, memory, strict=True)):
             own = slice(at, at + count)
             at += count
-            name, endpoint = self._name(number)
             weights, kv = sum(self.weights[own]), sum(self.kv[own])
             compute = self._compute(parts[number]) if count else 0
-            needs.append(DeviceNeeds(name, endpoint, weights, kv, compute, free, total))
+            needs.append(DeviceNeeds(f"RPC{number}", "", weights, kv, compute, free, total))
         return needs
 
     def room(self, memory: Sequence[tuple[int, int]], *, ordered: bool = False) -> list[int]:
@@ -127,9 +113,6 @@ class MemoryModel:
             )
             rooms.append(int(free * (1 - MARGIN)) - most if total else _UNKNOWN)
         return rooms
-
-    def _name(self, number: int) -> tuple[str, str]:
-        return self.names[number] if number < len(self.names) else (f"RPC{number}", "")
 
     def _compute(self, part: _Part) -> int:
         role, blocks = part

@@ -260,13 +260,9 @@ class _Planner:
         return Pipeline(self._setting, draft.devices, draft.counts)
 
     def _needs(self, devices: Sequence[int], counts: Sequence[int]) -> tuple[DeviceNeeds, ...]:
-        endpoints = dict(self._memory.names)
         names = [self._setting.cluster.devices[number].name for number in devices]
         needs = self._memory.needs(counts, [self._sizes[number] for number in devices])
-        return tuple(
-            replace(need, name=name, endpoint=endpoints.get(name, ""))
-            for need, name in zip(needs, names, strict=True)
-        )
+        return tuple(replace(need, name=name) for need, name in zip(needs, names, strict=True))
 
     def _unfit(self, devices: tuple[int, ...], counts: tuple[int, ...]) -> Option:
         return Option(devices, counts, self._needs(devices, counts), False, (), None)

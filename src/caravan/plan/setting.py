@@ -87,16 +87,16 @@ def measured(
     """
     cluster = measure_cluster(devices, fresh=fresh, on_step=on_step, ordered=ordered)
     times = times_of(devices, work, cluster, fresh=fresh, on_step=on_step)
-    return setting_of(work, context, cluster, times)
+    return _setting(work, context, cluster, times)
 
 
 def described(work: ModelWork, context: ContextParams, cluster: ClusterProfile) -> Setting:
     """Of devices that need not exist, by their speeds alone."""
     times = tuple(work.times(device) for device in cluster.devices)
-    return setting_of(work, context, cluster, times)
+    return _setting(work, context, cluster, times)
 
 
-def setting_of(
+def _setting(
     work: ModelWork,
     context: ContextParams,
     cluster: ClusterProfile,

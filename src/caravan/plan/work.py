@@ -86,8 +86,6 @@ class ModelWork:
     """
 
     n_layer: int
-    n_embd: int
-    n_vocab: int
     traffic: Traffic
     head: HeadTimes
     classes: tuple[int, ...]
@@ -124,7 +122,7 @@ class ModelWork:
             script = _Script(rehearsal, frame, sequences)
             prompt, decode, single = script.prompt, script.decode, script.timed
             n_layer, n_vocab = rehearsal.n_layer, rehearsal.n_vocab
-            n_embd, description = rehearsal.n_embd, rehearsal.description
+            description = rehearsal.description
         stages = min(_STAGES, n_layer + 1)
         with Rehearsal(path, params, stages) as rehearsal:
             several = rehearsal.run(
@@ -133,8 +131,6 @@ class ModelWork:
         classes, signatures = _classes([*prompt, *decode], n_layer)
         return cls(
             n_layer=n_layer,
-            n_embd=n_embd,
-            n_vocab=n_vocab,
             traffic=traffic_of(several, n_layer, n_vocab),
             head=head_times(single, several, n_vocab),
             classes=classes,
