@@ -195,3 +195,11 @@ def test_what_cannot_be_meant_is_refused(prompts, concurrency, generate, words):
 
 def test_twice_the_same_kind_of_request_is_one():
     assert len(plan(setting([1.0]), prompts=(64, 64), concurrency=(2, 2)).best.speeds) == 1
+
+
+def test_the_best_of_several_devices_is_looked_at_up_to_the_whole_context_wherever_it_stands():
+    where = setting([1.0, 1.1, 1.2, 1.3], ms=4000.0, n_ctx=65536)
+    found = plan(where, prompts=(128,))
+    several = found.several
+    assert [len(option.devices) for option in found.options[:4]] == [1, 1, 1, 1]
+    assert several.break_even > 4096

@@ -43,7 +43,7 @@ class Option:
             others, where there are many, they are estimates.
         break_even: tokens of a prompt from which on a request alone has its first token sooner than
             on the best single device; 0: always, or there is none; None: never, as long as the
-            context is.
+            context is, or, of options that are not among the best, up to 4096 tokens.
     """
 
     devices: tuple[int, ...]

@@ -116,7 +116,7 @@ class _Planner:
         options = self._options(drafts, single, race)
         if not options:
             unfit = [*self._filled(), *unfit]
-        several = next((draft for draft in drafts if len(draft.devices) > 1), None)
+        several = next(iter(_several(drafts)), None)
         plan = Plan(
             setting=self._setting,
             names=tuple(device.name for device in self._setting.cluster.devices),
@@ -172,7 +172,7 @@ class _Planner:
         """As the simulator has them, as many of the best as there is time for."""
         drafts = sorted(drafts, key=lambda draft: draft.score)
         singles = [draft for draft in drafts if len(draft.devices) == 1]
-        several = [draft for draft in drafts if len(draft.devices) > 1]
+        several = _several(drafts)
         played, rest = self._played(singles[:_SINGLES], _BUDGET)
         split, others = self._played(several, _BUDGET)
         for place, draft in enumerate(split[:_BETTERED]):
@@ -219,6 +219,8 @@ class _Planner:
 
     def _options(self, drafts: Sequence[_Draft], single: _Draft | None, race: Race) -> list[Option]:
         alone = None if single is None else self._seconds(single)
+        # the best of several devices is told of, wherever it stands
+        looked_at = [*drafts[:_BETTERED], *_several(drafts)[:1]]
         return [
             Option(
                 draft.devices,
@@ -226,9 +228,9 @@ class _Planner:
                 draft.needs,
                 True,
                 tuple(self._speeds(self._seconds(draft), alone)),
-                race.break_even(self._pipeline(draft), None if place < _BETTERED else _SHORT),
+                race.break_even(self._pipeline(draft), None if draft in looked_at else _SHORT),
             )
-            for place, draft in enumerate(drafts)
+            for draft in drafts
         ]
 
     def _seconds(self, draft: _Draft) -> Sequence[tuple[float, float]]:
@@ -296,3 +298,8 @@ class _Planner:
         ]
         numbers, counts = zip(*used, strict=True)
         return [self._unfit(numbers, counts)]
+
+
+def _several(drafts: Sequence[_Draft]) -> list[_Draft]:
+    """Those of several devices."""
+    return [draft for draft in drafts if len(draft.devices) > 1]
