@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -123,11 +124,13 @@ def test_a_directory_that_cannot_be_written_is_no_error(tmp_path):
 
 def test_nothing_is_left_of_a_write_that_fails(store, monkeypatch):
     store.keep_profile(PROFILE)
+    for cause in (OSError("no"), KeyboardInterrupt()):
 
-    def refuse(source, target):
-        raise OSError("no")
+        def refuse(source, target, cause=cause):
+            raise cause
 
-    monkeypatch.setattr("os.replace", refuse)
-    store.keep_profile(replace(PROFILE, gflops=1.0))
-    only_file(store)
+        monkeypatch.setattr("os.replace", refuse)
+        with pytest.raises(KeyboardInterrupt) if cause.args == () else contextlib.nullcontext():
+            store.keep_profile(replace(PROFILE, gflops=1.0))
+        only_file(store)
     assert store.profile(BLANK).gflops == 1000.0

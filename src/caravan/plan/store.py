@@ -138,7 +138,7 @@ class Store:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
                     file.write(text)
                 os.replace(part, self._path)
-            except OSError:
+            except BaseException:
                 os.unlink(part)
                 raise
 
