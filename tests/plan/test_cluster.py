@@ -90,6 +90,7 @@ def test_devices_of_one_host_and_relays():
         ({"devices": [{**GPU, "gbps": True}]}, "'gbps' is not a number"),
         ({"devices": [{**GPU, "gbps": float("inf")}]}, "'gbps' is not a number"),
         ({"devices": [{**GPU, "gbps": 10**400}]}, "'gbps' is not a number"),
+        ({"devices": [{**GPU, "memory_gib": 1e300}]}, "'memory_gib' cannot be 1e+300"),
         ({"devices": [{**GPU, "name": 3}]}, "'name' is not a name"),
         ({"devices": [{**GPU, "name": "head"}]}, "'head' is no name for a device"),
         ({"devices": [GPU, GPU]}, "'gpu' is named twice"),

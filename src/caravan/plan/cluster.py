@@ -18,6 +18,7 @@ from caravan.plan.profile import ClusterProfile, DeviceProfile, LinkProfile
 _HEAD = "head"
 _MOST = 256
 _GIB = 1 << 30
+_MOST_GIB = 1 << 30
 # One way, and bytes a second as they arrive, headers taken off; of the far site, as they often are.
 PRESETS: Mapping[str, LinkProfile] = {
     "1GbE": LinkProfile(100e-6, 0.117e9),
@@ -206,7 +207,10 @@ def _devices(entry: _Object) -> tuple[list[DeviceProfile], str]:
     count = entry.number("count", 1.0, 1.0)
     if count != int(count) or count > _MOST:
         raise UsageError(f"{entry.where}: 'count' is not a number of devices up to {_MOST}")
-    size = int(entry.number("memory_gib") * _GIB)
+    memory = entry.number("memory_gib")
+    if memory > _MOST_GIB:
+        raise UsageError(f"{entry.where}: 'memory_gib' cannot be {memory:g}")
+    size = int(memory * _GIB)
     profile = DeviceProfile(
         name,
         entry.number("gflops"),
