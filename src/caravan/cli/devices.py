@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -115,12 +116,11 @@ def _measured(found: Survey, devices: Sequence[EngineDevice], fresh: bool) -> Su
     from caravan.backend import RemoteDevice
     from caravan.plan.measure import measure_cluster
 
-    steps = 0
+    steps = itertools.count()
 
     def say(step: str) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 1:
+        # on several threads
+        if not next(steps):
             click.echo("caravan: measuring, which takes a second for each device", err=True)
 
     remote = [device for device in devices if isinstance(device, RemoteDevice)]
