@@ -257,6 +257,31 @@ def test_links_between_two_workers_are_measured_once(devices, own_cache, told, m
     assert cluster.link(0, 3).way == "relay"
 
 
+def test_a_way_that_is_lost_meanwhile_is_a_relay(devices, own_cache, told, monkeypatch):
+    lost = measure.LinkProfile(way="relay")
+    monkeypatch.setattr(measure, "measure_link", lambda source, target: lost)
+    assert measure.measure_cluster(devices).between == {}
+
+
+def test_ctrl_c_ends_a_measurement_and_frees_its_memory(devices, work, monkeypatch):
+    link, taken = devices[2].link, set()
+    alloc, give_back = link.alloc, link.free
+
+    def noted(size):
+        memory = alloc(size)
+        taken.add(memory.handle)
+        return memory
+
+    monkeypatch.setattr(link, "alloc", noted)
+    monkeypatch.setattr(link, "free", lambda handle: give_back(handle) or taken.remove(handle))
+    # while the first layer is measured
+    held = itertools.chain([False], itertools.repeat(True))
+    monkeypatch.setattr("caravan.interrupt.pending", lambda: next(held))
+    with pytest.raises(KeyboardInterrupt):
+        measure_times(devices[2], work, DeviceProfile("x", 50.0, 10.0))
+    assert not taken
+
+
 def test_of_devices_in_an_order_a_link_is_measured_from_each_to_the_next(devices, monkeypatch):
     rates = iter((3e9, 1e9))
     pairs = []

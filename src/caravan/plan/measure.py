@@ -151,6 +151,7 @@ def _between(devices: Sequence[RemoteDevice]) -> dict[tuple[int, int], LinkProfi
     numbers = {device.name: number for number, device in enumerate(devices)}
     found: dict[tuple[int, int], LinkProfile] = {}
     known: dict[frozenset[str], LinkProfile] = {}
+    relay = Path.RELAY.value
     for (one, other), route in routes_between(devices).items():
         if route.path is not Path.DIRECT:
             continue
@@ -158,7 +159,9 @@ def _between(devices: Sequence[RemoteDevice]) -> dict[tuple[int, int], LinkProfi
         ends = frozenset((source.endpoint, target.endpoint))
         if ends not in known:
             known[ends] = _link(source, target)
-        found[numbers[one], numbers[other]] = known[ends]
+        # the way may be lost by the time that it is measured
+        if known[ends].way != relay:
+            found[numbers[one], numbers[other]] = known[ends]
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caravan import interrupt
 from caravan.backend import RemoteDevice
 from caravan.backend.written import written
 from caravan.engine.layouts import TYPE_NUMBERS
@@ -184,7 +185,11 @@ class Scratch:
 
         About `seconds` are spent on that, more only if the graph itself takes longer. The quickest
         of some rounds counts: whatever else a machine does can only make it slower.
+
+        Raises KeyboardInterrupt after Ctrl-C where that is held back.
         """
+        if interrupt.pending():
+            raise KeyboardInterrupt
         about = self._timed(graph, 1)
         if not self._counts:
             # the first time it has to be sent and built
