@@ -282,7 +282,9 @@ def test_ctrl_c_ends_a_measurement_and_frees_its_memory(devices, work, monkeypat
     assert not taken
 
 
-def test_of_devices_in_an_order_a_link_is_measured_from_each_to_the_next(devices, monkeypatch):
+def test_of_devices_in_an_order_a_link_is_measured_from_each_to_the_next(
+    devices, own_cache, told, monkeypatch
+):
     rates = iter((3e9, 1e9))
     pairs = []
 
