@@ -102,6 +102,7 @@ ARCHITECTURES: dict[str, tuple[Values, Shapes]] = {
         },
         {},
     ),
+    "gpt2": ({"attention.head_count_kv": 2}, {"position_embd.weight": (64, 256)}),
     "olmo2": ({}, {}),
     "chatglm": ({}, {}),
     "bitnet": ({}, {}),

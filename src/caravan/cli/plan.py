@@ -170,6 +170,20 @@ class Wish:
         most = max(self.concurrency)
         return replace(self.context, n_ctx=self.context.n_ctx * most, n_seq_max=most)
 
+    def work(self, path: Path) -> ModelWork:
+        """What a model computes for it. Raises UsageError where that is more than the model
+        knows."""
+        from caravan.plan.setting import work_of
+
+        found = work_of(path, self.model, self.context, self.jobs, exact=True)
+        longest = max(self.prompts) + self.generate
+        if 0 < found.n_positions < longest:
+            raise UsageError(
+                f"{path.name} was made for {found.n_positions} tokens: a prompt of"
+                f" {max(self.prompts)} and {self.generate} more do not fit (-p, -n)"
+            )
+        return found
+
 
 def wish_of(options: dict[str, Any]) -> Wish:
     """What the options say, checked. Raises UsageError."""
@@ -212,13 +226,13 @@ def _found(
     options: dict[str, Any], path: Path, wish: Wish, step: Callable[[str], None]
 ) -> Iterator[tuple[Setting, ModelWork, list[RemoteDevice]]]:
     """What is known of the devices; those that are there, until the context is left."""
-    from caravan.plan.setting import described, measured, work_of
+    from caravan.plan.setting import described, measured
 
     if options["cluster"] is not None:
         from caravan.plan.cluster import read_cluster
 
         cluster = read_cluster(options["cluster"])
-        work = work_of(path, wish.model, wish.context, wish.jobs, exact=True)
+        work = wish.work(path)
         yield described(work, wish.context, cluster), work, []
         return
     names = device_list(options["device"])
@@ -228,7 +242,7 @@ def _found(
 
     with open_devices(workers, names) as opened:
         devices = _measurable(opened)
-        work = work_of(path, wish.model, wish.context, wish.jobs, exact=True)
+        work = wish.work(path)
         setting = measured(work, wish.context, devices, step, fresh=options["fresh"])
         yield setting, work, devices
 

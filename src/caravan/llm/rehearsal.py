@@ -30,12 +30,15 @@ from caravan.llm.placement import whole_layers
 from caravan.llm.refusal import reason
 from caravan.llm.weightless import load_weightless
 from caravan.models.ledger import known_header
+from caravan.models.splits import read_parts
 
 # What each device says that it has; nothing is ever taken of it.
 _MEMORY = (1 << 46, 1 << 46)
 _OUTPUTS = ("none", "last", "all")
 _FLASH, _SOFT_MAX = OP_NAMES.index("FLASH_ATTN_EXT"), OP_NAMES.index("SOFT_MAX")
 _SEED = 20261130
+# a row for each position that the model was made for
+_POSITIONS = "position_embd.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ class Rehearsal:
         description: such as `llama 135M Q4_1`.
         size: bytes of all tensors.
         recurrent: whether it keeps a state of one size instead of a KV cache.
+        n_positions: how many it has learned, beyond which the engine ends the process; 0: any
+            number will do.
 
     Raises ModelError: no such file, or the engine refuses it; and, after Ctrl-C, KeyboardInterrupt.
     """
@@ -169,6 +174,8 @@ class Rehearsal:
         self.n_ctx_train: int = llama.model_n_ctx_train(handle)
         self.n_vocab: int = llama.vocab_n_tokens(llama.model_get_vocab(handle))
         self.recurrent: bool = llama.model_is_recurrent(handle)
+        learned = any(_POSITIONS in part.header.tensors for part in read_parts(self._path))
+        self.n_positions = self.n_ctx_train if learned else 0
 
     def run(
         self, context: ContextParams, steps: Sequence[Step], n_seqs: int = 1
@@ -179,7 +186,8 @@ class Rehearsal:
             context: its n_ctx is for all sequences together, each of which has an equal part.
             n_seqs: sequences that are decoded together, each with its own tokens.
 
-        Raises UsageError for a step that is more than one micro-batch, ContextError, DecodeError,
+        Raises UsageError for a step that is more than one micro-batch, or for positions that the
+        model does not know, ContextError, DecodeError,
         WorkerLost for an error in a callback and, after Ctrl-C, KeyboardInterrupt.
         """
         wanted = replace(context, n_seq_max=n_seqs, kv_unified=False)
@@ -217,6 +225,7 @@ class _Stage:
             )
         self._memory = llama.get_memory(self._handle)
         self._most = min(llama.n_batch(self._handle), llama.n_ubatch(self._handle))
+        self._n_positions = rehearsal.n_positions
         self._held = 0
         # equal ones would have equal embeddings, which would not be sent twice
         self._random = np.random.default_rng(_SEED)
@@ -259,7 +268,10 @@ class _Stage:
 
     def _go_to(self, at: int) -> None:
         """Hold `at` tokens in each sequence."""
-        if at < self._held and self._memory:
+        if not self._memory:
+            # nothing is ever held: each micro-batch is a text of its own
+            return
+        if at < self._held:
             with interrupt.deferred():
                 kept = all(
                     self._llama.memory_seq_rm(self._memory, sequence, at, -1)
@@ -282,6 +294,8 @@ class _Stage:
 
     def _decode(self, n_tokens: int, outputs: str, n_seqs: int) -> float:
         """Seconds of the call."""
+        if 0 < self._n_positions < self._held + n_tokens:
+            raise UsageError(f"the model was made for {self._n_positions} tokens, and no more")
         batch, keep = _batch(n_seqs, n_tokens, self._held, outputs)
         keep[0][:] = self._random.integers(0, self._n_vocab, n_seqs * n_tokens)
         with interrupt.deferred(), muted():
@@ -293,7 +307,8 @@ class _Stage:
             device.check()
         if status:
             raise DecodeError(f"decoding failed: {reason(f'status {status}')}")
-        self._held += n_tokens
+        if self._memory:
+            self._held += n_tokens
         return seconds
 
 

@@ -83,6 +83,7 @@ class ModelWork:
         decode: steps of several sequences, each of whose tokens has an output; likewise.
         weights: (n_layer + 1,) bytes of each layer's weights, the output layer last.
         description: such as `llama 135M Q4_1`.
+        n_positions: tokens that a request can have at most; 0: any number.
     """
 
     n_layer: int
@@ -94,6 +95,7 @@ class ModelWork:
     decode: tuple[Point, ...]
     weights: tuple[int, ...] = ()
     description: str = ""
+    n_positions: int = 0
 
     @classmethod
     def of(
@@ -122,7 +124,7 @@ class ModelWork:
             script = _Script(rehearsal, frame, sequences)
             prompt, decode, single = script.prompt, script.decode, script.timed
             n_layer, n_vocab = rehearsal.n_layer, rehearsal.n_vocab
-            description = rehearsal.description
+            description, n_positions = rehearsal.description, rehearsal.n_positions
         stages = min(_STAGES, n_layer + 1)
         with Rehearsal(path, params, stages) as rehearsal:
             several = rehearsal.run(
@@ -139,6 +141,7 @@ class ModelWork:
             decode=tuple(decode),
             weights=weights_of(path, decode[0].graph, decode[0].layers, n_layer),
             description=description,
+            n_positions=n_positions,
         )
 
     def __repr__(self) -> str:
@@ -232,6 +235,9 @@ class _Frame:
     @classmethod
     def of(cls, rehearsal: Rehearsal, context: ContextParams, sizes: Sequence[int]) -> _Frame:
         room = whole_blocks(context.n_ctx or rehearsal.n_ctx_train)
+        if rehearsal.n_positions:
+            # those that are more are on the lines through these
+            room = min(room, max(KV_BLOCK, rehearsal.n_positions // KV_BLOCK * KV_BLOCK))
         full = min(context.n_ubatch, context.n_batch, room)
         tokens = {max(1, full // part) for part in _PARTS}
         tokens |= {size for size in sizes if 0 < size <= full}
