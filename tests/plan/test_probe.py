@@ -18,7 +18,6 @@ from caravan.llm import ContextParams, ModelParams, connect
 from caravan.llm.cores import physical_cores
 from caravan.models.fake import FakeModel
 from caravan.plan import layers, measure
-from caravan.plan.layers import measure_times
 from caravan.plan.links import measure_head_link, measure_link
 from caravan.plan.probe import measure_device
 from caravan.plan.profile import DeviceProfile
@@ -53,6 +52,12 @@ def devices():
 
 def free(device):
     return device.link.memory()[0]
+
+
+def measure_times(device, work, profile, say=None):
+    """Of all layers."""
+    found = layers.measure_classes(device, work, profile, sorted(set(work.classes)), say)
+    return layers.assemble(work, profile, found)
 
 
 def test_a_simulated_device_has_the_speeds_that_it_was_given(devices):
@@ -125,14 +130,13 @@ def test_layers_are_measured_by_their_own_graphs(devices, work, number, monkeypa
 
 
 def test_a_simulated_device_is_not_asked_for_layers(devices, work, monkeypatch):
-    monkeypatch.setattr(layers, "Scratch", None)
+    monkeypatch.setattr(measure, "measure_classes", None)
     profile = DeviceProfile("x", 200.0, 50.0)
-    found = measure_times(devices[0], work, profile)
+    cluster = measure.ClusterProfile((profile,), (measure.LinkProfile(),))
+    (found,) = measure.times_of(devices[:1], work, cluster)
     computed = work.times(profile)
-    for n_tokens in layers.axes(work.prompt)[0]:
-        np.testing.assert_allclose(
-            found.prompt.at(n_tokens, 256), computed.prompt.at(n_tokens, 256)
-        )
+    np.testing.assert_array_equal(found.prompt.seconds, computed.prompt.seconds)
+    np.testing.assert_array_equal(found.decode.seconds, computed.decode.seconds)
 
 
 def test_what_takes_too_long_is_computed(devices, work, monkeypatch):

@@ -94,7 +94,7 @@ class AutoSplit:
             why = str(exc)
         except WorkerLost:
             raise
-        except Exception as exc:
+        except Exception as exc:  # whatever it is, the model can be run without a plan
             text = " ".join(str(exc).split())
             why = f"no plan could be made: {text or type(exc).__name__}"
         self._say(f"split by memory: {why}")

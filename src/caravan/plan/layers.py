@@ -53,23 +53,6 @@ class ClassTimes:
     measured: bool = True
 
 
-def measure_times(
-    device: RemoteDevice,
-    work: ModelWork,
-    profile: DeviceProfile,
-    say: Callable[[str], None] | None = None,
-) -> DeviceTimes:
-    """The model's own layers on the device, one of each class.
-
-    Where it has not the memory for them, or would take too long, the time is that which follows
-    from its speeds, in the proportion that was found at the points that could be measured; `say`
-    is told. A simulated device is not asked: that is all that it does itself. Waits, and raises
-    WorkerLost, which it also does where the device cannot compute the model.
-    """
-    found = measure_classes(device, work, profile, sorted(set(work.classes)), say)
-    return assemble(work, profile, found)
-
-
 def assemble(
     work: ModelWork, profile: DeviceProfile, found: Mapping[int, ClassTimes]
 ) -> DeviceTimes:
@@ -106,9 +89,13 @@ def measure_classes(
     classes: Collection[int],
     say: Callable[[str], None] | None = None,
 ) -> dict[int, ClassTimes]:
-    """As `measure_times`, of some classes of layers."""
-    if device.simulated:
-        return {}
+    """The model's own layers on the device, one of each of some classes.
+
+    Where it has not the memory for them, or would take too long, the time is that which follows
+    from its speeds, in the proportion that was found at the points that could be measured; `say`
+    is told. Waits, and raises WorkerLost, which it also does where the device cannot compute the
+    model, and KeyboardInterrupt after Ctrl-C where that is held back.
+    """
     tell = say or (lambda text: None)
     found: dict[int, ClassTimes] = {}
     times = work.times(profile)

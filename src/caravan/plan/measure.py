@@ -196,6 +196,7 @@ def _times(
         # nobody knows; nothing is put there
         return work.times(replace(profile, gflops=_UNKNOWN, gbps=_UNKNOWN))
     if device.simulated:
+        # that is all that it does itself
         return work.times(profile)
     store = Store(identity(device))
     prompt, decode = (tuple(map(len, axes(points))) for points in (work.prompt, work.decode))

@@ -1,6 +1,6 @@
 """`make_plan`: every sensible way to run a model on a cluster, with what it would do, best first.
 
-Numbers in, numbers and a sentence out; nothing is loaded or asked. Called by `auto` and the CLI.
+Numbers in, numbers and a sentence out; nothing is loaded or asked. Called by the command line.
 """
 
 from __future__ import annotations

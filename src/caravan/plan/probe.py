@@ -1,4 +1,4 @@
-"""What one device can do, measured on it: its speeds. Its times for a model are in `layers`.
+"""What one device can do, measured on it: its speeds. Its times for a model: see `layers`.
 
 Nothing is put there but cleared memory and graphs, and nothing stays. Used by `measure`.
 """

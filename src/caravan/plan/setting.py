@@ -1,7 +1,7 @@
 """`Setting`s: of devices that are there, measured, and of devices that are only described.
 
 Joins what others find out: the model's own graph, the speeds of devices and links, the times of
-layers. Called by `auto`, `verify` and the command line.
+layers. Called by `auto` and the command line.
 """
 
 from __future__ import annotations

@@ -85,11 +85,11 @@ class Search:
         splits = splits[looks <= looks[0] + self._margin]
         tried = _tuples(splits[: max(2, most // 2)])
         best = min(tried, key=lambda split: self.score(devices, split))
-        return self.bettered(devices, room, best, least, min(_PLAYED, most - len(tried)))
+        return self._bettered(devices, room, best, least, min(_PLAYED, most - len(tried)))
 
     def guesses(self, devices: Sequence[int], room: Sequence[int], least: int = 1) -> I64:
         """(splits, devices) the best by estimate: first the best of each set of devices, of these
-        the best first, then others. None where nothing fits.
+        the best first, then others; empty where nothing fits.
         """
         n_layers = len(self._borders) - 1
         if math.comb(n_layers + len(devices) - 1, len(devices) - 1) <= _FEW:
@@ -108,7 +108,7 @@ class Search:
         order = np.argsort(self.estimator.score(devices, held), kind="stable")
         return np.asarray(held[order])
 
-    def bettered(
+    def _bettered(
         self,
         devices: Sequence[int],
         room: Sequence[int],
