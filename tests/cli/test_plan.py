@@ -210,6 +210,7 @@ def test_json_has_everything_and_no_infinity(tmp_path):
     [
         (("--prompt", "512,x"), "'512,x' is no list of numbers such as 512,4096"),
         (("--prompt", "0"), "'0' is no list of numbers"),
+        (("--prompt", "1" * 5000), "is no list of numbers"),
         (("--concurrency", ""), "'' is no list of numbers"),
         (("-c", "600"), "a prompt of 4096 tokens and 128 more do not fit into a context of 600"),
         (("--cluster", "x.json", "--rpc", "a"), "--cluster describes all devices"),

@@ -90,6 +90,8 @@ def test_of_many_layers_the_newest_are_kept(store):
         lambda text: text.replace("lab1", "lab2"),
         lambda text: text.replace("1000.0", "NaN"),
         lambda text: text.replace("1000.0", "-1"),
+        lambda text: text.replace("1000.0", "9" * 400),
+        lambda text: text.replace("1000.0", "1e300"),
         lambda text: text.replace("1000.0", '"fast"'),
         lambda text: text.replace("1000.0", "true"),
         lambda text: text.replace("400.0", "0"),
@@ -104,7 +106,9 @@ def test_a_damaged_file_is_as_if_it_were_not_there(store, damage):
     assert store.profile(BLANK) is not None
 
 
-@pytest.mark.parametrize("value", [[[1.0]], "x", [[1, 2], [3]], [["a"] * 3] * 2, [[-1.0] * 3] * 2])
+@pytest.mark.parametrize(
+    "value", [[[1.0]], "x", [[1, 2], [3]], [["a"] * 3] * 2, [[-1.0] * 3] * 2, [[1e300] * 3] * 2]
+)
 def test_damaged_times_are_left_out(store, value):
     store.keep_classes({"one": times(1.0), "two": times(1.0)})
     path = only_file(store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from caravan.plan.verify import Check
     from caravan.plan.work import ModelWork
 
+_NUMBER = re.compile(r"[0-9]{1,20}")
 _ALONE = ("rpc", "local_workers", "device")  # what a described cluster does without
 
 
@@ -42,7 +44,7 @@ class Numbers(click.types.StringParamType):
         if isinstance(value, tuple):
             return value
         parts = [part.strip() for part in str(value).split(",")]
-        if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 31 for part in parts):
+        if not all(_NUMBER.fullmatch(part) and 0 < int(part) < 1 << 31 for part in parts):
             self.fail(f"{value!r} is no list of numbers such as 512,4096", param, ctx)
         return tuple(dict.fromkeys(int(part) for part in parts))
 

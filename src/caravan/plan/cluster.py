@@ -16,9 +16,10 @@ from caravan.errors import UsageError
 from caravan.plan.profile import ClusterProfile, DeviceProfile, LinkProfile
 
 _HEAD = "head"
-_MOST = 256
+_MANY = 256
 _GIB = 1 << 30
-_MOST_GIB = 1 << 30
+# of any unit: what is beyond leads to numbers that are none
+_LEAST, _MOST = 1e-9, 1e18
 # One way, and bytes a second as they arrive, headers taken off; of the far site, as they often are.
 PRESETS: Mapping[str, LinkProfile] = {
     "1GbE": LinkProfile(100e-6, 0.117e9),
@@ -87,12 +88,12 @@ class _Object:
         value = self.data.get(name)
         if value is None:
             return default
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not value or not value.isprintable():
             raise UsageError(f"{self.where}: {name!r} is not a name")
         return value
 
     def number(self, name: str, default: float | None = None, least: float = 0.0) -> float:
-        """Finite, and not below `least`; above 0 where there is no default."""
+        """Not below `least`, and above 0 where there is no default; and such as there may be."""
         value = self.data.get(name)
         if value is None and default is not None:
             return default
@@ -100,7 +101,7 @@ class _Object:
             raise UsageError(f"{self.where}: {name!r} is missing")
         if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
             raise UsageError(f"{self.where}: {name!r} is not a number")
-        if value < least or (default is None and value <= 0):
+        if not least <= value <= _MOST or (default is None and value < _LEAST):
             raise UsageError(f"{self.where}: {name!r} cannot be {value:g}")
         return float(value)
 
@@ -174,8 +175,8 @@ def _described(top: _Object) -> ClusterProfile:
         some, site = _devices(entry)
         profiles += some
         sites += [site] * len(some)
-        if len(profiles) > _MOST:
-            raise UsageError(f"{top.where} has more than {_MOST} devices")
+        if len(profiles) > _MANY:
+            raise UsageError(f"{top.where} has more than {_MANY} devices")
     if not profiles:
         raise UsageError(f"{top.where} has no devices")
     numbers = _numbered(profiles, top.where)
@@ -205,12 +206,9 @@ def _devices(entry: _Object) -> tuple[list[DeviceProfile], str]:
     )  # fmt: skip
     name = entry.text("name", "device")
     count = entry.number("count", 1.0, 1.0)
-    if count != int(count) or count > _MOST:
-        raise UsageError(f"{entry.where}: 'count' is not a number of devices up to {_MOST}")
-    memory = entry.number("memory_gib")
-    if memory > _MOST_GIB:
-        raise UsageError(f"{entry.where}: 'memory_gib' cannot be {memory:g}")
-    size = int(memory * _GIB)
+    if count != int(count) or count > _MANY:
+        raise UsageError(f"{entry.where}: 'count' is not a number of devices up to {_MANY}")
+    size = int(entry.number("memory_gib") * _GIB)
     profile = DeviceProfile(
         name,
         entry.number("gflops"),

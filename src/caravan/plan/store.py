@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ _VERSION = 1
 _MOST_BYTES = 16 << 20
 # Classes of layers that are kept of one device, the newest ones.
 _MOST_CLASSES = 256
+_MOST = 1e18  # of a speed or a time
 _SPEEDS = ("gflops", "gbps", "graph", "turn", "check", "check_graph")
 
 
@@ -147,7 +147,8 @@ def _number(value: Any) -> float | None:
     """A time or a speed that can be."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+    # what is beyond leads to numbers that are none
+    return float(value) if 0 <= value <= _MOST else None
 
 
 def _array(value: Any, shape: tuple[int, ...]) -> F64 | None:
@@ -155,5 +156,5 @@ def _array(value: Any, shape: tuple[int, ...]) -> F64 | None:
         found = np.array(value, np.float64)
     except (ValueError, TypeError, OverflowError):
         return None
-    sound = found.shape == shape and bool(np.isfinite(found).all()) and bool((found >= 0).all())
+    sound = found.shape == shape and bool(((found >= 0) & (found <= _MOST)).all())
     return found if sound else None
