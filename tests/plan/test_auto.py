@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from caravan import interrupt
-from caravan.errors import WorkerLost
+from caravan.errors import DecodeError, WorkerLost
 from caravan.llm.params import ContextParams, ModelParams
 from caravan.llm.splitter import SplitRequest
 from caravan.models.fake import FakeModel
@@ -191,6 +191,18 @@ def test_ctrl_c_ends_the_measuring(monkeypatch, path):
     monkeypatch.setattr(interrupt, "pending", lambda: True)
     with pytest.raises(KeyboardInterrupt):
         fake.splitter.split(request(path))
+
+
+def test_what_ctrl_c_breaks_off_is_no_reason_to_split_by_memory(monkeypatch, path):
+    lines: list[str] = []
+
+    def measure(request: SplitRequest, jobs: object, step: auto.Say) -> Setting:
+        monkeypatch.setattr(interrupt, "pending", lambda: True)
+        raise DecodeError("decoding failed")
+
+    with pytest.raises(KeyboardInterrupt):
+        AutoSplit(say=lines.append, measure=measure).split(request(path))
+    assert lines == []
 
 
 def test_contexts_that_are_planned_with_have_few_lengths():

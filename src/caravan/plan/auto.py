@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from caravan import interrupt
 from caravan.errors import UsageError, WorkerLost
 from caravan.llm.arrangement import holds
 from caravan.llm.params import USUAL_CTX
@@ -95,6 +96,9 @@ class AutoSplit:
         except WorkerLost:
             raise
         except Exception as exc:  # whatever it is, the model can be run without a plan
+            if interrupt.pending():
+                # what the engine broke off it calls a failure
+                raise KeyboardInterrupt from exc
             text = " ".join(str(exc).split())
             why = f"no plan could be made: {text or type(exc).__name__}"
         self._say(f"split by memory: {why}")
