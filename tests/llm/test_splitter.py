@@ -25,6 +25,10 @@ class Scripted:
     def __init__(self, *answers: list[float] | BaseException | None) -> None:
         self.answers = list(answers)
         self.requests: list[SplitRequest] = []
+        self.taken: list[bool] = []
+
+    def settled(self, taken: bool) -> None:
+        self.taken.append(taken)
 
     def split(self, request: SplitRequest) -> list[float] | None:
         self.requests.append(request)
@@ -101,6 +105,7 @@ def test_without_advice_it_goes_by_memory(cluster, path):
     with Model(path, devices=cluster.devices[:2], context=CONTEXT, splitter=splitter) as model:
         assert model.shares == [4, 5]
     assert len(splitter.requests) == 1
+    assert splitter.taken == []
 
 
 def test_an_answer_that_does_not_fit_is_not_taken(path):
@@ -110,12 +115,14 @@ def test_an_answer_that_does_not_fit_is_not_taken(path):
         with Model(path, devices=cluster.devices, context=CONTEXT, splitter=splitter) as model:
             assert model.shares == [5, 4]
         assert len(splitter.requests) == 2
+        assert splitter.taken == [True]
         # what is asked for again and again, and what never fits
         for answers in ([[9.0, 0.0]], [[9.0, 0.0], [0.0, 9.0], [8.0, 1.0], [4.0, 5.0]]):
             splitter = Scripted(*answers)
             with Model(path, devices=cluster.devices, context=CONTEXT, splitter=splitter) as model:
                 assert model.needs is not None and model.needs.fits
             assert len(splitter.requests) == min(3, len(answers) + 1)
+            assert splitter.taken == [False]
 
 
 def test_it_is_asked_also_where_nothing_is_refused(cluster, path):

@@ -96,6 +96,8 @@ class Told:
 def test_it_measures_asks_and_tells(monkeypatch, path):
     fake = Told(monkeypatch, (6, 3))
     assert fake.splitter.split(request(path)) == [6.0, 3.0]
+    assert fake.lines == []
+    fake.splitter.settled(True)
     assert fake.lines == ["split 6/3 by time: RPC0 is 2.0 times as fast as RPC1"]
     assert len(fake.asked) == 1
     assert fake.asked[0] == ([Job(64, 8)], [10] * LAYERS + [30], [1000, 1000])
@@ -117,8 +119,14 @@ def test_what_takes_long_is_told(monkeypatch, path):
         told[min(len(fake.lines), 2) - 1].set()
 
     assert AutoSplit(say=say, measure=measure).split(request(path)) == [6.0, 3.0]
-    assert fake.lines[:2] == ["measuring RPC0 …", "measuring RPC1 …"]
-    assert len(fake.lines) == 3
+    assert fake.lines == ["measuring RPC0 …", "measuring RPC1 …"]
+
+
+def test_a_split_that_is_not_taken_is_told(monkeypatch, path):
+    fake = Told(monkeypatch, (6, 3))
+    fake.splitter.split(request(path))
+    fake.splitter.settled(False)
+    assert fake.lines == ["split by memory: the one by time does not fit"]
 
 
 def test_nothing_is_measured_again_when_only_the_room_is_another(monkeypatch, path):
@@ -134,6 +142,7 @@ def test_nothing_is_measured_again_when_only_the_room_is_another(monkeypatch, pa
 def test_memory_is_told_as_the_reason_where_it_is_one(monkeypatch, path):
     fake = Told(monkeypatch, (5, 4), (6, 3))
     assert fake.splitter.split(request(path, room=60)) == [5.0, 4.0]
+    fake.splitter.settled(True)
     assert fake.lines[-1] == (
         "split 5/4 by time: RPC0 is 2.0 times as fast as RPC1, as far as memory allows"
     )

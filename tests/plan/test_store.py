@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import replace
 
@@ -106,7 +105,11 @@ def test_a_damaged_file_is_as_if_it_were_not_there(store, damage):
     assert store.profile(BLANK) is not None
 
 
-XX_are_left_out(store, value):
+@pytest.mark.parametrize(
+    "value",
+    [[[1.0]], "x", [[1, 2], [3]], [["a"] * 3] * 2, [[-1.0] * 3] * 2, [[1e300] * 3] * 2],
+)
+def test_damaged_times_are_left_out(store, value):
     store.keep_classes({"one": times(1.0), "two": times(1.0)})
     path = only_file(store)
     data = json.loads(path.read_text())
@@ -125,13 +128,11 @@ def test_a_directory_that_cannot_be_written_is_no_error(tmp_path):
 
 def test_nothing_is_left_of_a_write_that_fails(store, monkeypatch):
     store.keep_profile(PROFILE)
-    for cause in (OSError("no"), KeyboardInterrupt()):
 
-        def refuse(source, target, cause=cause):
-            raise cause
+    def refuse(source, target):
+        raise OSError("no")
 
-        monkeypatch.setattr("os.replace", refuse)
-        with pytest.raises(KeyboardInterrupt) if cause.args == () else contextlib.nullcontext():
-            store.keep_profile(replace(PROFILE, gflops=1.0))
-        only_file(store)
+    monkeypatch.setattr("os.replace", refuse)
+    store.keep_profile(replace(PROFILE, gflops=1.0))
+    only_file(store)
     assert store.profile(BLANK).gflops == 1000.0

@@ -132,17 +132,23 @@ class Planner:
             self.room(found),
             layer_counts(found),
         )
-        tried = []
-        for _ in range(_ROUNDS):
+        tried: list[list[float]] = []
+        while len(tried) < _ROUNDS:
             split = None if interrupt.pending() else splitter.split(request)
-            if split is None or split in tried:
+            if split is None:
                 return None
+            if split in tried:
+                break
             tried.append(split)
             advised = self.measure(params, split, context)
-            if advised is None or advised.roomy:
+            if advised is None:
+                break
+            if advised.roomy:
+                splitter.settled(True)
                 return advised
             # what a device takes for computing depends on what it computes
             request = replace(request, room=self.room(advised))
+        splitter.settled(False)
         return None
 
     def measure(

@@ -45,3 +45,7 @@ class Splitter(Protocol):
 
         Raises WorkerLost for a device that is lost meanwhile, and KeyboardInterrupt.
         """
+
+    def settled(self, taken: bool) -> None:
+        """After answers that were not None: whether the last one is what the model is loaded with.
+        If not, none has fitted with room to spare, and it goes by memory."""

@@ -59,8 +59,12 @@ class EvenSplit:
         counts = whole_layers(placed - 1, placed, [1.0] * len(request.devices))
         if sum(counts) == placed and holds(counts, request.layers, request.room):
             return counts
-        self._say("split by memory: an even one does not fit")
+        self.settled(False)
         return None
+
+    def settled(self, taken: bool) -> None:
+        if not taken:
+            self._say("split by memory: an even one does not fit")
 
 
 class AutoSplit:
@@ -86,6 +90,7 @@ class AutoSplit:
         self._say = say
         self._measure = measure or _measured
         self._known: tuple[object, Setting] | None = None
+        self._line = ""
 
     def split(self, request: SplitRequest) -> list[float] | None:
         """See `Splitter`. Raises WorkerLost, and KeyboardInterrupt; nothing else."""
@@ -104,6 +109,10 @@ class AutoSplit:
         self._say(f"split by memory: {why}")
         return None
 
+    def settled(self, taken: bool) -> None:
+        """See `Splitter`."""
+        self._say(self._line if taken else "split by memory: the one by time does not fit")
+
     def _by_time(self, request: SplitRequest) -> list[float]:
         _require_plain(request)
         setting = self._setting(request)
@@ -117,7 +126,7 @@ class AutoSplit:
             boundless = [sum(layers)] * len(devices)
             bound = best_counts(setting, devices, self._jobs, layers, boundless) != counts
         names = [device.name for device in request.devices]
-        self._say(told(setting, self._jobs, names, counts, bound=bound))
+        self._line = told(setting, self._jobs, names, counts, bound=bound)
         return [float(count) for count in counts]
 
     def _setting(self, request: SplitRequest) -> Setting:
