@@ -125,6 +125,8 @@ class ScratchGraph:
 class Scratch:
     """Memory on a device, freed when the context is left, and a stop-watch.
 
+    After Ctrl-C where that is held back nobody waits any longer, and CaravanError is raised.
+
     What the device takes is told by its worker where that counts it, so that slow links and their
     moods stay out; else it is the head's time for several graphs less that for one. All methods
     wait, and raise WorkerLost.
@@ -178,7 +180,7 @@ class Scratch:
 
     def fence(self) -> None:
         """Wait until everything before has been done."""
-        self._link.fence().wait()
+        self._link.fence().wait(stop=interrupt.pending)
 
     def computing(self, graph: ScratchGraph, seconds: float = 0.05) -> float:
         """Seconds of one computation of the graph; what each graph costs is in it.
@@ -221,7 +223,7 @@ class Scratch:
             there = time.perf_counter()
             link.set_tensor(place, 0, data)
             link.graph_compute(graph)
-            link.get_tensor(place, 0, size, None).wait()
+            link.get_tensor(place, 0, size, None).wait(stop=interrupt.pending)
             times.append(time.perf_counter() - there - (there - start))
         return max(statistics.median(times), 0.0)
 
@@ -315,4 +317,4 @@ def _ask(device: RemoteDevice) -> None:
     """Something that is answered at once, whatever the device is at where that can be."""
     link = device.link
     ticket: Ticket = Question(link.stream, Ext.CLOCK) if link.extension else link.fence()
-    ticket.wait()
+    ticket.wait(stop=interrupt.pending)

@@ -280,7 +280,7 @@ class ExtLink:
                 self._graphs.add(graph.uid, found.handles)
 
     def memory(self) -> tuple[int, int]:
-        free, total = self._ask(EXT[Ext.MEMORY], [])
+        free, total = self._ask(EXT[Ext.MEMORY], [], stop=interrupt.pending)
         return free, total
 
     def bye(self) -> None:
