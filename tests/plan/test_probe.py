@@ -327,3 +327,12 @@ def test_a_device_of_this_machine_is_known_under_another_port(devices):
     assert known.endpoint == "localhost" and known.threads == 1
     assert measure.identity(devices[3]).description == ""
     assert known != replace(known, memory_total=known.memory_total + 1)
+
+
+def test_servers_that_do_not_say_what_they_have_are_told_apart():
+    with (
+        Worker("CPU:1,CPU:1", options=("--no-extension",)) as one,
+        Worker("CPU:1", options=("--no-extension",)) as other,
+        connect([one.endpoint, other.endpoint]) as cluster,
+    ):
+        assert len({measure.identity(device) for device in cluster.devices}) == 3

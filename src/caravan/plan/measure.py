@@ -100,10 +100,11 @@ def identity(device: RemoteDevice) -> Identity:
     """By which it is known again.
 
     Ports and sockets of this machine may be others each time, and which device of one kind it is
-    makes no difference.
+    makes no difference; but a llama.cpp server does not say of which kind its devices are.
     """
-    here = Endpoint.parse(device.endpoint).is_here
-    description = "" if device.description == device.endpoint else device.description
+    told = device.link.extension
+    here = told and Endpoint.parse(device.endpoint).is_here
+    description = device.description if told else f"device {device.link.index}"
     return Identity(
         host_of(device) if here else device.endpoint,
         description,
