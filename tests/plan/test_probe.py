@@ -325,7 +325,7 @@ def test_a_device_of_this_machine_is_known_under_another_port(devices):
     device = devices[2]
     known = measure.identity(device)
     assert known.endpoint == "localhost" and known.threads == 1
-    assert measure.identity(devices[3]).description == ""
+    assert measure.identity(devices[3]).endpoint == devices[3].endpoint
     assert known != replace(known, memory_total=known.memory_total + 1)
 
 
@@ -336,3 +336,21 @@ def test_servers_that_do_not_say_what_they_have_are_told_apart():
         connect([one.endpoint, other.endpoint]) as cluster,
     ):
         assert len({measure.identity(device) for device in cluster.devices}) == 3
+
+
+def test_a_known_device_that_is_full_by_now_has_computed_times(work, monkeypatch):
+    with (
+        Worker("CPU:1", options=("--max-memory", "4M")) as worker,
+        connect([worker.endpoint]) as cluster,
+    ):
+        (device,) = cluster.devices
+        known = measure.measure_cluster([device], links=False)
+        held = [device.link.alloc(size) for size in (1 << 20,) * 4]
+        device.memory_changed()
+        (times,) = measure.times_of([device], work, known, fresh=True)
+        assert len(held) == 4
+        expected = work.times(known.devices[0]).prompt
+        for n_tokens, n_kv in ((32, 256), (128, 1024)):
+            np.testing.assert_allclose(
+                times.prompt.at(n_tokens, n_kv), expected.at(n_tokens, n_kv), rtol=1e-9
+            )

@@ -211,7 +211,12 @@ def _times(
     missing = sorted(set(work.classes) - set(found))
     if missing:
         say(f"measuring the model's layers on {device.name}")
-        new = measure_classes(device, work, profile, missing, say)
+        try:
+            new = measure_classes(device, work, profile, missing, say)
+        except AllocationError as exc:
+            # somebody else has all of it by now
+            say(f"{device.name}: no memory to measure a layer in ({exc}); computed instead")
+            new = {}
         store.keep_classes({work.signatures[number]: times for number, times in new.items()})
         found |= new
     return assemble(work, profile, found)
