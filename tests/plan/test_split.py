@@ -62,6 +62,17 @@ def test_a_slow_link_is_not_crossed():
     assert 0 in best_counts(where, (0, 1), MIXED, [1] * 31, [31] * 2)
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_device_that_gains_next_to_nothing_is_left_out(n):
+    where, devices = setting([1.0] * n), tuple(range(n))
+    # one micro-batch, which the stages take one after the other
+    counts = best_counts(where, devices, [Job(64, 8)], [1] * 31, [31] * n)
+    assert sorted(counts) == [0] * (n - 1) + [31]
+    # where one has no room for all, as few as there have to be
+    counts = best_counts(where, devices, [Job(64, 8)], [1] * 31, [16] * n)
+    assert sum(count > 0 for count in counts) == 2
+
+
 def test_no_device_gets_more_than_it_has_room_for(way):
     layers = [5] * 30 + [20]
     found = best_counts(setting([1.0, 8.0, 1.0]), (0, 1, 2), MIXED, layers, [60, 50, 70])

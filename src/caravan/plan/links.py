@@ -19,8 +19,8 @@ from caravan.stream.routes import Path
 
 _SMALL = 4 << 10
 _FIRST = 256 << 10
-_BIGGEST = 32 << 20
-_LONG = 0.03
+_BIGGEST = 16 << 20
+_LONG = 0.01
 _ROUNDS = 5
 _HOPS = (8, 64)
 _SLOW = 0.5e-3  # seconds of a hop: of such ones a few are enough

@@ -24,9 +24,12 @@ _ROUNDS = 20
 _GUESSES = 64
 # Micro-batches in stages that are played for one order, which takes about 0.2 s.
 _BUDGET = 20_000
+_TRIED = 2  # of each number of devices
 _PLAYED = 24  # of the splits next to the best of them
 # By how much of a job's time the formula may be wrong, for one request and for several.
 _MARGIN, _CROWD = 0.03, 0.15
+# Of a job's time: what a device more must save to be worth it.
+WORTH = 0.01
 
 
 def best_counts(
@@ -36,7 +39,8 @@ def best_counts(
     layers: Sequence[int],
     room: Sequence[int],
 ) -> tuple[int, ...] | None:
-    """Layers of each device; the sum of the logarithms of all jobs' seconds is the least.
+    """Layers of each device; the sum of the logarithms of all jobs' seconds is the least, but for
+    what is so little that a device is not worth it.
 
     A device may get none. None where the layers do not fit.
 
@@ -45,7 +49,9 @@ def best_counts(
         layers: bytes of each, the output layer last: n_layer + 1.
         room: bytes for layers on each of `devices`, in their order.
     """
-    return Search(setting, jobs, layers).best(devices, room)
+    search = Search(setting, jobs, layers)
+    best = search.best(devices, room)
+    return None if best is None else search.fewest(devices, room, best, WORTH * len(jobs))
 
 
 class Search:
@@ -86,6 +92,21 @@ class Search:
         tried = _tuples(splits[: max(2, most // 2)])
         best = min(tried, key=lambda split: self.score(devices, split))
         return self._bettered(devices, room, best, least, min(_PLAYED, most - len(tried)))
+
+    def fewest(
+        self, devices: Sequence[int], room: Sequence[int], best: tuple[int, ...], worth: float
+    ) -> tuple[int, ...]:
+        """The best split over as few devices as there can be without losing more than `worth`."""
+        limit = self.score(devices, best) + worth
+        splits = self.guesses(devices, room)
+        looks = self.estimator.score(devices, splits)
+        near = _tuples(splits[looks <= limit + self._margin])
+        for count in range(1, _used(best)):
+            some = [split for split in near if _used(split) == count][:_TRIED]
+            good = [split for split in some if self.score(devices, split) <= limit]
+            if good:
+                return min(good, key=lambda split: self.score(devices, split))
+        return best
 
     def guesses(self, devices: Sequence[int], room: Sequence[int], least: int = 1) -> I64:
         """(splits, devices) the best by estimate: first the best of each set of devices, of these
@@ -316,6 +337,11 @@ def _moves(split: I64) -> I64:
         some[rows, targets] += layers
     found = moved.reshape(-1, n)
     return np.asarray(found[(found >= 0).all(axis=1) & (found != split).any(axis=1)])
+
+
+def _used(split: Sequence[int]) -> int:
+    """How many devices get layers."""
+    return sum(count > 0 for count in split)
 
 
 def _tuples(splits: I64) -> list[tuple[int, ...]]:
