@@ -20,7 +20,7 @@ from caravan import interrupt
 from caravan.backend import RemoteDevice
 from caravan.backend.written import written
 from caravan.engine.layouts import TYPE_NUMBERS
-from caravan.errors import LocalProtocolError, RemoteError
+from caravan.errors import CaravanError, LocalProtocolError, RemoteError
 from caravan.stream.link import ExtGraph, RemoteAllocation
 from caravan.stream.telemetry import DeviceStats, Question, ask_stats
 from caravan.stream.ticket import Ticket
@@ -180,7 +180,7 @@ class Scratch:
 
     def fence(self) -> None:
         """Wait until everything before has been done."""
-        self._link.fence().wait(stop=interrupt.pending)
+        _wait(self._link.fence())
 
     def computing(self, graph: ScratchGraph, seconds: float = 0.05) -> float:
         """Seconds of one computation of the graph; what each graph costs is in it.
@@ -223,7 +223,7 @@ class Scratch:
             there = time.perf_counter()
             link.set_tensor(place, 0, data)
             link.graph_compute(graph)
-            link.get_tensor(place, 0, size, None).wait(stop=interrupt.pending)
+            _wait(link.get_tensor(place, 0, size, None))
             times.append(time.perf_counter() - there - (there - start))
         return max(statistics.median(times), 0.0)
 
@@ -317,4 +317,14 @@ def _ask(device: RemoteDevice) -> None:
     """Something that is answered at once, whatever the device is at where that can be."""
     link = device.link
     ticket: Ticket = Question(link.stream, Ext.CLOCK) if link.extension else link.fence()
-    ticket.wait(stop=interrupt.pending)
+    _wait(ticket)
+
+
+def _wait(ticket: Ticket) -> None:
+    """Raises what the ticket does, and KeyboardInterrupt after Ctrl-C."""
+    try:
+        ticket.wait(stop=interrupt.pending)
+    except CaravanError:
+        if interrupt.pending():
+            raise KeyboardInterrupt from None
+        raise
