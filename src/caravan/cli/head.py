@@ -40,7 +40,7 @@ class Opened:
         path: the file, which is a model.
         on_load, on_needs: what shows people how it goes; None: nothing is shown.
         resume: what is done about lost workers.
-        split: how layers are split where nobody has said it: a word of `plan.auto`.
+        split: how layers are split where nobody has said it, as `plan.auto.splitter_of` takes it.
         say: tells people in a line what was chosen.
     """
 
@@ -55,7 +55,10 @@ class Opened:
     say: Callable[[str], None]
 
     def splitter(self, job: Job) -> Splitter | None:
-        """Who splits the model, for such a job."""
+        """Who splits the model, for such a job; None where nobody would be asked."""
+        if len(self.devices) < 2 or any(self.model_params.tensor_split):
+            # what plans is imported only to plan
+            return None
         from caravan.plan.auto import splitter_of
 
         return splitter_of(self.split, (job,), self.say)

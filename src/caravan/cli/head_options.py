@@ -17,7 +17,7 @@ from caravan.cli.tokens import token_option
 from caravan.wire.dtypes import WORDS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-# as plan.auto has them, which is not imported for a help text
+# as plan.auto.splitter_of takes them
 SPLITS = ("auto", "memory", "even")
 
 

@@ -28,7 +28,6 @@ from caravan.plan.times import F64, DeviceTimes
 
 Say = Callable[[str], None]
 Measure = Callable[[SplitRequest, Sequence[Job], Say], Setting]
-MODES = ("auto", "memory", "even")
 _ALIKE = 1.1  # times as fast
 _NOTABLE = 1.5  # layers that the output layer counts as
 
@@ -42,7 +41,7 @@ def _silent(line: str) -> None:
 
 
 def splitter_of(mode: str, jobs: Sequence[Job], say: Say) -> Splitter | None:
-    """The one that a word of `MODES` means; None: by memory, without any."""
+    """The one that `auto`, `memory` or `even` means; None: by memory, without any."""
     if mode == "memory":
         return None
     return EvenSplit(say) if mode == "even" else AutoSplit(jobs, say)
